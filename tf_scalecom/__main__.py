@@ -1,0 +1,129 @@
+"""The command line: `python -m tf_scalecom COMMAND`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from tf_scalecom import launcher
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the arguments (of the process by default), run the command, return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tf_scalecom")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_run(commands)
+    args = parser.parse_args(arguments)
+    return args.run_command(args)
+
+
+def _add_run(commands) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="run a training script as several local workers",
+        usage="%(prog)s -n N [options] script.py [script arguments]\n"
+        "       %(prog)s -n N [options] -m module [module arguments]",
+        description="Start N workers of one script on this machine, each with its TF_CONFIG. Their "
+        "output is shown line by line and stored in one log file per worker. When one fails, all "
+        "end.",
+    )
+    parser.add_argument(
+        "-n",
+        "--num-workers",
+        type=_worker_count,
+        required=True,
+        metavar="N",
+        help="how many workers to start",
+    )
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="DIR",
+        help="where to put worker-0.log, ...; default: a new one",
+    )
+    parser.add_argument(
+        "--env",
+        type=_assignment,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="environment variable for all workers; can be repeated",
+    )
+    parser.add_argument(
+        "--grace-seconds",
+        type=_seconds,
+        default=10.0,
+        metavar="S",
+        help="how long workers may take to end before they are killed; default: 10",
+    )
+    # "-m" takes the rest of the line, as it does for Python itself.
+    parser.add_argument("-m", nargs=argparse.REMAINDER, dest="module", help=argparse.SUPPRESS)
+    parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run_command=lambda args: _run(parser, args))
+
+
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    command = _python_command(parser, args)
+    try:
+        return launcher.run(
+            command,
+            args.num_workers,
+            log_dir=args.log_dir,
+            env=dict(args.env),
+            grace_seconds=args.grace_seconds,
+            stream=sys.stdout,
+        )
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`): end as other programs do then, and keep the
+        # interpreter from complaining when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # 128 + SIGPIPE
+
+
+def _python_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
+    if args.module is not None:
+        if not args.module:
+            parser.error("expected a module after -m, received nothing: name the module to run")
+        return [sys.executable, "-m", *args.module]
+    script = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if not script:
+        parser.error("expected a script to run, received none: name it after the options")
+    if not Path(script[0]).is_file():
+        parser.error(
+            f"expected a Python script, received {script[0]!r}, which is not a file here: "
+            "check the path (options of the launcher go before it), or use -m for a module"
+        )
+    return [sys.executable, *script]
+
+
+def _worker_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of workers, 1 or more, received {text!r}: try -n 2"
+        )
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"expected a number of seconds, 0 or more, received {text!r}: try 10"
+        )
+    return seconds
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not key or not separator:
+        raise argparse.ArgumentTypeError(
+            f"expected KEY=VALUE, received {text!r}: write it like TF_CPP_MIN_LOG_LEVEL=2"
+        )
+    return key, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The output of several workers on one terminal: whole prefixed lines and one live progress bar."""
+
+import codecs
+import re
+import shutil
+import time
+from typing import TextIO
+
+_TOKENS = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z])|(\r)|(\x08+)|(\n)|([^\x1b\r\x08\n]+|\x1b)")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_CLEAR_LINE = "\r\x1b[K"
+_RESET_COLOURS = "\x1b[0m"
+
+
+class LineAssembler:
+    """Turns one worker's bytes into finished lines and the state of the unfinished one.
+
+    A progress bar redraws its line: it moves the cursor back with carriage returns or backspaces
+    and writes again. The redrawn part replaces the old one, so a finished line is what a terminal
+    would show, not all its past states.
+    """
+
+    def __init__(self):
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._undecided = ""  # the beginning of an escape sequence cut by the end of the data
+        self._line = ""
+        self._go_back = 0  # characters that the next text replaces
+
+    @property
+    def unfinished(self) -> str:
+        """The current line, which no newline has ended yet."""
+        return self._line
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take in more output; returns the lines that it finished, without their newlines."""
+        text = self._undecided + self._decoder.decode(data)
+        cut = re.search(r"\x1b(\[[0-9;?]*)?$", text)
+        self._undecided = text[cut.start() :] if cut else ""
+        finished = []
+        for token in _TOKENS.finditer(text[: cut.start()] if cut else text):
+            escape, carriage_return, backspaces, newline, _ = token.groups()
+            if newline:
+                finished.append(self._line)
+                self._line, self._go_back = "", 0
+            elif carriage_return:
+                self._go_back = len(self._line)
+            elif backspaces:
+                self._go_back += len(backspaces)
+            elif escape and not escape.endswith("m"):
+                pass  # cursor movements would leave the worker's own line; only colours are kept
+            else:
+                self._write(token.group())
+        return finished
+
+    def _write(self, text: str) -> None:
+        # Nothing is taken away before there is something to replace it: bars that end their line
+        # with "\r\n" keep it. Colours make a line longer than it looks, hence the max.
+        self._line = self._line[: max(0, len(self._line) - self._go_back)] + text
+        self._go_back = 0
+
+
+def last_lines(output: bytes, count: int) -> list[str]:
+    """The last `count` lines of some output as a terminal would show them, without colours."""
+    assembler = LineAssembler()
+    lines = assembler.feed(output)
+    if assembler.unfinished:
+        lines.append(assembler.unfinished)
+    return [_ESCAPES.sub("", line) for line in lines[-count:]]
+
+
+class OutputDisplay:
+    """Prints workers' lines with a prefix, and worker 0's unfinished line live.
+
+    On a terminal the live line is redrawn in place below everything else. Elsewhere (a file, a
+    pipe) only whole lines are written, and a live line that stays unfinished is repeated every
+    `repeat_seconds`, so that a long epoch does not look like a hang.
+    """
+
+    def __init__(self, stream: TextIO, num_workers: int, repeat_seconds: float = 10.0):
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._assemblers = [LineAssembler() for _ in range(num_workers)]
+        width = len(str(num_workers - 1))
+        self._prefixes = [f"[worker {i:{width}}] " for i in range(num_workers)]
+        self._repeat_seconds = repeat_seconds
+        self._live = ""
+        self._last_write = time.monotonic()
+
+    def show(self, index: int, data: bytes) -> None:
+        """Print what `data`, new output of worker `index`, brings to an end."""
+        for line in self._assemblers[index].feed(data):
+            self._write_line(self._prefixes[index] + line)
+
+    def refresh(self) -> None:
+        """Bring worker 0's unfinished line up to date and flush. Call it regularly."""
+        unfinished = self._assemblers[0].unfinished
+        if unfinished and self._terminal:
+            self._draw_live(self._prefixes[0] + unfinished)
+        elif unfinished and time.monotonic() - self._last_write > self._repeat_seconds:
+            self._write_line(self._prefixes[0] + unfinished)
+        self._stream.flush()
+
+    def note(self, text: str) -> None:
+        """Print a message of the launcher itself."""
+        for line in text.split("\n"):
+            self._write_line("[run] " + line)
+        self._stream.flush()
+
+    def finish(self) -> None:
+        """Print every line that was left unfinished, once all workers have ended."""
+        for index, assembler in enumerate(self._assemblers):
+            if assembler.unfinished:
+                self.show(index, b"\n")
+        self._stream.flush()
+
+    def _write_line(self, line: str) -> None:
+        if self._live:
+            self._stream.write(_CLEAR_LINE)
+            self._live = ""
+        if not self._terminal:
+            line = _ESCAPES.sub("", line)
+        elif "\x1b" in line:
+            line += _RESET_COLOURS
+        self._stream.write(line + "\n")
+        self._last_write = time.monotonic()
+
+    def _draw_live(self, line: str) -> None:
+        if line == self._live:
+            return
+        shown = line + _RESET_COLOURS
+        # A line that wraps cannot be redrawn by a carriage return.
+        columns = shutil.get_terminal_size().columns
+        plain = _ESCAPES.sub("", line)
+        if len(plain) >= columns:
+            shown = plain[: columns - 1]
+        self._stream.write(_CLEAR_LINE + shown)
+        self._live = line
