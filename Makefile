@@ -1,0 +1,37 @@
+# make demo          train on two workers, dense and compressed (QUICK=1: a short look)
+# make test          the test suite; ARGS="-k name" is passed to pytest
+# make lint          ruff
+# make clean         removes what make and the build made, not the data sets
+# All of them set up .venv first, once per change of the requirements.
+
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
+	&& echo $$p && break; done)
+VENV := .venv
+INSTALLED := $(VENV)/installed
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+DEMO_FLAGS := $(if $(QUICK),--quick)
+
+.PHONY: demo test lint clean
+
+demo: $(INSTALLED)
+	$(VENV)/bin/python benchmarks/demo.py $(DEMO_FLAGS)
+
+test: $(INSTALLED)
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check .
+
+# A .venv made by hand is adopted; one whose interpreter no longer runs is made anew.
+$(INSTALLED): requirements.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Expected Python 3.11 to 3.13 on the path; received none." \
+		"Install one, or name it: make PYTHON=path/to/python3"; exit 1; }
+	$(VENV)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps --editable .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './data/*' -prune -exec rm -rf {} +
