@@ -1,0 +1,303 @@
+"""Collectives of one replica, under instance keys that are never counted and never leak.
+
+TensorFlow's runtime pairs up the calls of one collective on all replicas by an integer, the
+instance key, and keeps a record of every key it has ever seen (kind, dtype, shape, source).
+TensorFlow itself draws a fresh key for each call. That leaks about 1.4 kB a call, costs a round
+trip to the group's leader each time, and falls out of step once a function is aborted at the end
+of data on one replica but not on another.
+
+Here a key is a pure function of what the collective *is*: its kind, dtype, shape, source and the
+caller's `site`. It is a constant in the graph, equal on all replicas whenever and in whatever
+order they trace, and the runtime holds one record per signature.
+
+Why successive calls may share a key: the runtime files a buffer under (key, sender, receiver,
+part). Each such entry has exactly one producer and one consumer, and a call ends on a replica
+only when all its sends were taken and all its receives have arrived. Calls on one replica are
+serialised by the launcher's ordering token, so the second call cannot meet an entry of the first.
+This holds as long as all replicas issue the same sequence of collectives; hence a collective that
+a failing step may or may not have reached must depend on that step's data (`control_input`).
+"""
+
+import contextlib
+import hashlib
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_utils, device_util
+from tensorflow.python.ops import collective_ops
+
+# CollectiveKeys counts the keys of variable creation upwards from 100: stay clear of them.
+_FIRST_KEY = 2**30
+_KEY_SPACE = 2**30
+
+# Sizes of the form m * 2**e with 8 <= m < 16 pad by at most one eighth. Sizes from 2**(e + 3) on
+# need exponent e; 512 is more than the number of such sizes below 2**62.
+_EXPONENT_THRESHOLDS = [2**power for power in range(4, 62)]
+_NUM_BUCKETS = 512
+
+# What the runtime can move. Other types travel as one of these.
+_WIRE_DTYPES = {
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.uint8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+}
+
+
+class InstanceKeys:
+    """The instance keys of one group, a function of the collective's signature."""
+
+    def __init__(self):
+        self._ranges = {}
+
+    def first(self, signature, length=1):
+        """Returns the first of `length` consecutive keys that belong to `signature`.
+
+        Args:
+            signature: tuple of strings and integers which says what the collective is. It must
+                be equal on all replicas.
+            length: number of keys wanted, e.g. one per possible source.
+        """
+        if signature not in self._ranges:
+            digest = hashlib.sha256(repr(signature).encode()).digest()
+            slots = _KEY_SPACE // length
+            slot = int.from_bytes(digest[:8], "big") % slots
+            # Replicas agree on the outcome of a clash only if both signatures come up in the
+            # same order everywhere; with hundreds of signatures in 2**30 keys there is hardly one.
+            while self._is_taken(_FIRST_KEY + slot * length, length):
+                slot = (slot + 1) % slots
+            self._ranges[signature] = (_FIRST_KEY + slot * length, length)
+        return self._ranges[signature][0]
+
+    def _is_taken(self, first, length):
+        return any(
+            first < taken_first + taken_length and taken_first < first + length
+            for taken_first, taken_length in self._ranges.values()
+        )
+
+
+class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
+    """Launches collectives on one replica, in eager mode and in graphs, conds and loops included.
+
+    Tensors whose shape is not known statically, and gathers, whose operands may differ in size
+    between replicas, travel flat and padded to one of a fixed list of sizes, so that they too
+    use a bounded number of keys.
+    """
+
+    def __init__(self, group_key, group_size, collective_keys, device, options):
+        super().__init__(group_key, group_size, collective_keys, device, options)
+        self._keys = InstanceKeys()
+        self._host_device = device_util.get_host_for_device(device)
+
+    def all_reduce(self, input_tensor, control_input=None, options=None, site=""):
+        """Sums a dense tensor over all replicas.
+
+        Args:
+            input_tensor: tensor of the same shape and dtype on all replicas. Whether its shape is
+                known statically must be alike on all replicas too.
+            control_input: tensor or operation (or a list of them) to run first, or None.
+            options: `tf.distribute.experimental.CommunicationOptions` that override the
+                launcher's, or None.
+            site: name of the place this is called from. Collectives of different sites never
+                share a key.
+
+        Returns:
+            The sum, on this launcher's device.
+        """
+        tensor = tf.convert_to_tensor(input_tensor)
+        with self._placed(control_input):
+            if self._group_size == 1:
+                return tf.identity(tensor)
+            if tensor.shape.is_fully_defined():
+                signature = ("reduce", tensor.dtype.name, *tensor.shape.as_list(), site)
+                return self._launch(
+                    collective_ops.all_reduce_v2, tensor, self._keys.first(signature), options
+                )
+            signature = ("reduce", tensor.dtype.name, "any", site)
+            size, key = self._bucket(tf.size(tensor, out_type=tf.int64), signature)
+            reduced = self._launch(
+                collective_ops.all_reduce_v2, _pad_flat(tensor, size), key, options
+            )
+            return tf.ensure_shape(
+                tf.reshape(reduced[: tf.size(tensor)], tf.shape(tensor)), tensor.shape
+            )
+
+    def broadcast(
+        self,
+        tensor,
+        is_source,
+        source_rank,
+        shape,
+        dtype,
+        control_input=None,
+        options=None,
+        site="",
+    ):
+        """Gives every replica the tensor of one of them, which may be known only at run time.
+
+        Args:
+            tensor: the tensor to send, or a function without arguments that returns it; the
+                function runs on the source alone and must launch no collective.
+            is_source: bool scalar, true on exactly one replica.
+            source_rank: int32 scalar in [0, group size), the same on all replicas: which
+                replica is the source, in any numbering.
+            shape: static shape of the tensor.
+            dtype: its dtype, one that the runtime moves: float16, bfloat16, float32, float64,
+                int32 or int64.
+            control_input: as in `all_reduce`.
+            options: as in `all_reduce`.
+            site: as in `all_reduce`.
+
+        Returns:
+            The source's tensor, on this launcher's device.
+        """
+        shape = tf.TensorShape(shape).as_list()
+        dtype = tf.as_dtype(dtype)
+        options = self._options.merge(options)
+        signature = ("broadcast", dtype.name, *shape, site)
+        arguments = {
+            "group_size": self._group_size,
+            "group_key": self._group_key,
+            "communication_hint": options.implementation.value,
+            "timeout": options.timeout_seconds,
+        }
+
+        def value():
+            return tf.ensure_shape(tensor() if callable(tensor) else tensor, shape)
+
+        def in_turn(collective, *operands):
+            # The runtime's broadcast takes no ordering token, and automatic control dependencies
+            # neither order it nor wait for it. A write to the token on either side of it places
+            # the cond in the sequence of the other collectives.
+            with tf.device(self._device):
+                with tf.control_dependencies([self._ordering_token.assign(0.0)]):
+                    result = collective(*operands, instance_key=key, **arguments)
+                with tf.control_dependencies([result]):
+                    self._ordering_token.assign(0.0)
+                return result
+
+        def send():
+            return in_turn(collective_ops.broadcast_send_v2, value())
+
+        def receive():
+            return in_turn(collective_ops.broadcast_recv_v2, shape, dtype)
+
+        with self._placed(control_input):
+            if self._group_size == 1:
+                return tf.identity(value())
+            with tf.device(self._host_device):
+                key = self._keys.first(signature, self._group_size) + tf.cast(source_rank, tf.int32)
+            return tf.ensure_shape(tf.cond(is_source, send, receive), shape)
+
+    def all_gather(self, input_tensor, axis, options=None, site=""):
+        """Concatenates the tensors of all replicas along `axis`, in the order of their ranks.
+
+        Args:
+            input_tensor: tensor of the same rank and dtype on all replicas, and of the same size
+                along all other axes; a replica with nothing to add may have any size there.
+            axis: int, or int32 scalar tensor, in [0, rank).
+            options: as in `all_reduce`.
+            site: as in `all_reduce`.
+
+        Returns:
+            The concatenation, on this launcher's device.
+        """
+        tensor = tf.convert_to_tensor(input_tensor)
+        with self._placed(tensor):
+            order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, tf.rank(tensor))], axis=0)
+            rows = tf.transpose(tensor, order)
+            shapes = self._all_gather(tf.shape(rows)[tf.newaxis], options, site)
+            gathered = self._gather_rows(
+                rows, shapes[:, 0], tf.reduce_max(shapes[:, 1:], axis=0), options, site
+            )
+            gathered = tf.transpose(gathered, tf.math.invert_permutation(order))
+            static_axis = tf.get_static_value(axis)
+            static_shape = [
+                None if static_axis is None or dimension == static_axis else size
+                for dimension, size in enumerate(tensor.shape)
+            ]
+            return tf.ensure_shape(gathered, static_shape)
+
+    def all_reduce_indexed_slices(self, input_slices, options=None, site=""):
+        """Concatenates the slices of all replicas, which sums what they stand for.
+
+        Args:
+            input_slices: `tf.IndexedSlices` with any number of slices.
+            options: as in `all_reduce`.
+            site: as in `all_reduce`.
+        """
+        with self._placed(input_slices.values):
+            counts = self._all_gather(tf.shape(input_slices.indices), options, site)
+            slice_shape = tf.shape(input_slices.values)[1:]
+            values = self._gather_rows(input_slices.values, counts, slice_shape, options, site)
+            indices = self._gather_rows(input_slices.indices, counts, [], options, site)
+            return tf.IndexedSlices(
+                tf.ensure_shape(values, [None, *input_slices.values.shape[1:]]),
+                tf.ensure_shape(indices, [None]),
+                input_slices.dense_shape,
+            )
+
+    def _all_gather(self, input_tensor, options, site=""):
+        """Concatenates tensors of one static shape along the first axis."""
+        if self._group_size == 1:
+            return tf.identity(input_tensor)
+        signature = ("gather", input_tensor.dtype.name, *input_tensor.shape.as_list(), site)
+        return self._launch(
+            collective_ops.all_gather_v2, input_tensor, self._keys.first(signature), options
+        )
+
+    def _gather_rows(self, rows, counts, row_shape, options, site):
+        """Concatenates tensors along the first axis, `counts[i]` rows from rank i."""
+        if self._group_size == 1:
+            return tf.identity(rows)
+        wire_dtype = _WIRE_DTYPES.get(rows.dtype, rows.dtype)
+        row_size = tf.reduce_prod(tf.cast(row_shape, tf.int64))
+        counts = tf.cast(counts, tf.int64)
+        signature = ("gather", wire_dtype.name, "any", site)
+        size, key = self._bucket(tf.reduce_max(counts) * row_size, signature)
+        gathered = self._launch(
+            collective_ops.all_gather_v2, _pad_flat(tf.cast(rows, wire_dtype), size), key, options
+        )
+        parts = [
+            gathered[rank * size : rank * size + counts[rank] * row_size]
+            for rank in range(self._group_size)
+        ]
+        shape = tf.concat([[-1], tf.cast(row_shape, tf.int32)], axis=0)
+        # With rows of size zero, -1 would be ambiguous.
+        shape = tf.tensor_scatter_nd_update(
+            shape, [[0]], [tf.cast(tf.reduce_sum(counts), tf.int32)]
+        )
+        return tf.cast(tf.reshape(tf.concat(parts, axis=0), shape), rows.dtype)
+
+    def _bucket(self, num_elements, signature):
+        """Returns the size to pad `num_elements` (int64 scalar) to, and that size's key."""
+        with tf.device(self._host_device):
+            exponent = tf.reduce_sum(tf.cast(num_elements >= _EXPONENT_THRESHOLDS, tf.int64))
+            unit = tf.bitwise.left_shift(tf.constant(1, tf.int64), exponent)
+            multiple = tf.maximum((num_elements + unit - 1) // unit, 1)
+            bucket = tf.cast(8 * exponent + multiple, tf.int32)
+            return multiple * unit, self._keys.first(signature, _NUM_BUCKETS) + bucket
+
+    def _launch(self, collective, tensor, instance_key, options):
+        options = self._options.merge(options)
+        return collective(
+            tensor,
+            self._group_size,
+            self._group_key,
+            instance_key,
+            communication_hint=options.implementation.value,
+            timeout=options.timeout_seconds,
+            ordering_token=self._ordering_token.handle,
+        )
+
+    @contextlib.contextmanager
+    def _placed(self, control_input):
+        inputs = [] if control_input is None else tf.nest.flatten(control_input)
+        with tf.device(self._device), tf.control_dependencies(inputs):
+            yield
+
+
+def _pad_flat(tensor, size):
+    flat = tf.reshape(tensor, [-1])
+    return tf.pad(flat, [[0, size - tf.size(flat, out_type=tf.int64)]])
