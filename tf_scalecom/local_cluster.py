@@ -65,6 +65,13 @@ class LocalWorker:
                 self._process.wait()
         return self._process.returncode
 
+    def wait(self, timeout: float) -> int | None:
+        """Wait for the worker's end, `timeout` seconds at most; returns what `poll` returns."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return code
+
     def send_signal(self, signum: int) -> None:
         """Signal the worker and its children; does nothing once it has ended."""
         if self.poll() is None:
@@ -143,9 +150,7 @@ class LocalCluster:
     def wait(self, timeout: float) -> list[int | None]:
         """Wait until all have ended, `timeout` seconds at most; returns what `poll` returns."""
         deadline = time.monotonic() + timeout
-        while None in (codes := self.poll()) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        return codes
+        return [worker.wait(deadline - time.monotonic()) for worker in self.workers]
 
     def send_signal(self, signum: int) -> None:
         """Signal every worker that runs, with its children."""

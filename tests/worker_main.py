@@ -1,0 +1,83 @@
+"""The worker side of `worker_cluster`: `python worker_main.py FD` obeys the test process at FD.
+
+The first function it gets builds the strategy. Every later one is called with that strategy and the
+arguments of the call; its value, or its traceback, goes back.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from multiprocessing.connection import Connection
+
+from _pytest.assertion import install_importhook
+from _pytest.config import get_config, parse_warning_filter
+
+
+def main(control: Connection) -> None:
+    """Set up as told, then serve calls until the test process ends this one."""
+    # Sent when the time of a call is up, to leave all stacks in the log before the end.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    logical_cpus, warning_filters = pickle.loads(control.recv_bytes())
+    # As in the test process: failed asserts show their operands, warnings are errors.
+    install_importhook(get_config())
+    for warning_filter in warning_filters:
+        warnings.filterwarnings(*parse_warning_filter(warning_filter, escape=False))
+    split_cpu(logical_cpus)
+    strategy = answer(control)
+    reset_keras()
+    # TensorFlow's and Keras's half a million objects stay; without this each later collection,
+    # one per reset, would look at them all for 0.2 s.
+    gc.freeze()
+    while True:
+        reset_keras()
+        answer(control, strategy)
+
+
+def answer(control: Connection, *first_arguments):
+    """Receive one call, make it, send its outcome back; returns its value, or not at all."""
+    call = control.recv_bytes()
+    try:
+        function, arguments, keywords = pickle.loads(call)
+        print(f"--- {function.__module__}.{function.__qualname__}", flush=True)
+        value = function(*first_arguments, *arguments, **keywords)
+        # The strategy itself stays here.
+        reply = pickle.dumps(("value", value if first_arguments else None))
+    except BaseException:
+        control.send_bytes(pickle.dumps(("error", traceback.format_exc())))
+        # After an error between collectives a worker is of no use: the test process starts new
+        # ones. Until then this one stays, or its peers would report its end instead of their own
+        # errors. No further message comes; the end of the connection is an EOFError.
+        control.recv_bytes()
+        raise
+    control.send_bytes(reply)
+    return value
+
+
+def split_cpu(logical_cpus: int) -> None:
+    """Make TensorFlow see the CPU as `logical_cpus` devices; only before it initialises."""
+    import tensorflow as tf
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * logical_cpus,
+    )
+
+
+def reset_keras() -> None:
+    """Give each call the same start, whatever ran before it."""
+    import keras
+
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy("float32")
+    keras.utils.set_random_seed(0)
+
+
+if __name__ == "__main__":
+    # An EOFError: the test process has gone.
+    with Connection(int(sys.argv[1])) as test_process, contextlib.suppress(EOFError):
+        main(test_process)
