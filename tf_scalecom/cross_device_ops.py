@@ -1,0 +1,141 @@
+"""`ScaleComAllReduce`: TensorFlow's collective all-reduce, with a CLT-k exchange beside it."""
+
+import itertools
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops as tf_cross_device_ops
+from tensorflow.python.distribute import cross_device_utils
+
+from tf_scalecom import algorithm
+from tf_scalecom.collectives import CollectiveLauncher
+from tf_scalecom.layout import Layout
+
+# Group keys of `for_devices`: clear of those that strategies count up from 1, one per instance.
+_local_group_keys = itertools.count(1 << 20)
+
+
+class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
+    """Cross-device operations of a strategy whose gradients travel as CLT-k.
+
+    Plain reduce, gather and broadcast stay dense, so metrics, batch statistics and whatever else a
+    strategy reduces are exact. `exchange` is the compressed reduction that `ScaleComOptimizer`
+    calls.
+    """
+
+    def __init__(self, devices, group_size, options, collective_keys=None,
+                 canonicalize_devices=True):
+        super().__init__(devices, group_size, options, collective_keys, canonicalize_devices)
+        group_key = self._collective_keys.get_group_key(self._devices)
+        self._launchers = [
+            CollectiveLauncher(group_key, group_size, self._collective_keys, device, options)
+            for device in self._devices
+        ]
+        self._eager_exchanges = {}
+
+    @classmethod
+    def for_devices(cls, devices: Sequence[str] | None = None) -> "ScaleComAllReduce":
+        """For `tf.distribute.MirroredStrategy(devices, cross_device_ops=...)`.
+
+        Args:
+          devices: names of the devices of this process that train together, in the strategy's
+            order. By default all GPUs or, without one, all CPUs.
+        """
+        if devices is None:
+            logical = tf.config.list_logical_devices
+            devices = [d.name for d in logical("GPU") or logical("CPU")]
+        keys = cross_device_utils.CollectiveKeys(group_key_start=next(_local_group_keys))
+        options = tf.distribute.experimental.CommunicationOptions()
+        return cls(devices, len(devices), options, keys)
+
+    def exchange(
+        self,
+        gradients: Sequence[Sequence[tf.Tensor]],
+        layout: Layout,
+        state: Sequence[Sequence[tf.Tensor]],
+        step: tf.Tensor,
+    ) -> algorithm.Exchanged:
+        """Sums gradients over all replicas, those that `layout` says as CLT-k.
+
+        Call it in cross-replica context, on all workers in the same step.
+
+        Args:
+          gradients: [replica of this process][variable], each in the variable's shape and dtype.
+          layout: the plan for these variables, the same on all workers.
+          state: [replica of this process][compressed variable], residuals, float32 [elements].
+          step: integer scalar, the same on all workers; the leader is step mod replicas.
+
+        Returns:
+          An `algorithm.Exchanged`: summed gradients, next residuals, and whether all was finite.
+          Nothing is assigned: whoever owns the residuals keeps the old ones if not.
+        """
+        if tf.executing_eagerly() and len(self._launchers) > 1:
+            # One thread runs eager operations one by one, and would wait in the first replica's
+            # collective for the second's: a function runs them side by side.
+            if layout not in self._eager_exchanges:
+                self._eager_exchanges[layout] = tf.function(
+                    lambda gradients, state, step: self._exchange(gradients, layout, state, step),
+                    autograph=False,
+                )
+            return self._eager_exchanges[layout](gradients, state, step)
+        return self._exchange(gradients, layout, state, step)
+
+    def _exchange(self, gradients, layout, state, step):
+        # A worker that runs out of data abandons the step. No collective may have started by
+        # then that the others do not meet, so all of them wait for the gradients.
+        leaves = tf.nest.flatten([list(g) for g in gradients], expand_composites=True)
+        with tf.control_dependencies(leaves):
+            return algorithm.exchange(
+                gradients, state, layout, step, CollectiveCommunicator(self)
+            )
+
+    def __deepcopy__(self, memo):
+        return type(self)(
+            self._devices, self._group_size, self._options, self._collective_keys,
+            self._canonicalize_devices,
+        )
+
+
+class CollectiveCommunicator:
+    """Communicates through TensorFlow's collective runtime."""
+
+    broadcasts = True
+
+    def __init__(self, ops: ScaleComAllReduce):
+        extended = tf.distribute.get_strategy().extended
+        self._ops = ops
+        self.num_replicas = ops._group_size
+        self.replica_ids = [
+            extended._get_replica_id_in_sync_group(i) for i in range(len(ops._launchers))
+        ]
+
+    def all_reduce(self, tensors):
+        return [self._all_reduce(i, list(ts)) for i, ts in enumerate(tensors)]
+
+    def _all_reduce(self, local_id, tensors):
+        # TensorFlow packs a list into one buffer, which takes one dtype.
+        dtypes = dict.fromkeys(t.dtype for t in tensors)
+        sums = [None] * len(tensors)
+        for dtype in dtypes:
+            positions = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            reduced = self._ops._all_reduce(
+                tf.distribute.ReduceOp.SUM, [tensors[i] for i in positions], local_id,
+                self._ops._options,
+            )
+            for i, value in zip(positions, reduced, strict=True):
+                sums[i] = value
+        return sums
+
+    def broadcast(self, make, leader, size):
+        return [
+            launcher.broadcast(
+                make_vector,
+                is_source=tf.equal(leader, replica_id),
+                source_rank=leader,
+                shape=[size],
+                dtype=tf.int32,
+            )
+            for launcher, replica_id, make_vector in zip(
+                self._ops._launchers, self.replica_ids, make, strict=True
+            )
+        ]

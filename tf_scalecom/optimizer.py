@@ -1,0 +1,312 @@
+"""`ScaleComOptimizer`: any Keras optimizer, with gradients that travel as CLT-k."""
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_scalecom.compression import CompressionConfig, check_warmup_steps
+from tf_scalecom.report import CompressionReport, compression_report
+from tf_scalecom.update_step import CompressionState, UpdateStep, scalecom_ops
+
+
+def _of_inner(name):
+    """A property that lives on the inner optimizer."""
+
+    def getter(self):
+        return getattr(self.inner_optimizer, name)
+
+    def setter(self, value):
+        # Keras's constructor assigns its own defaults before there is an inner optimizer.
+        if "inner_optimizer" in vars(self):
+            setattr(self.inner_optimizer, name, value)
+
+    return property(getter, setter)
+
+
+@keras.saving.register_keras_serializable(package="tf_scalecom")
+class ScaleComOptimizer(keras.optimizers.Optimizer):
+    """Wraps a Keras optimizer; its gradients travel as ScaleCom's CLT-k instead of dense.
+
+    Every step one replica, the leader (step mod replicas), picks the elements of largest
+    |residual + gradient|. All replicas send just those, and keep what they did not send in a
+    low-pass-filtered residual (`algorithm` has the equations). The inner optimizer then makes its
+    update from the sum, on every replica the same.
+
+    Gradients are clipped and accumulated locally first, where Keras does. A step in which any
+    replica's gradient is not finite is skipped on all: nothing changes but `iterations` and
+    `skipped_steps`. Learning rate, iterations, weight decay, loss scale, moving averages are
+    those of the inner optimizer.
+
+    Args:
+      inner_optimizer: a Keras optimizer. Not a `LossScaleOptimizer` (it goes outside, where
+        `compile` puts it) and not a `MultiOptimizer`.
+      compression_ratio: elements / kept elements. A number >= 1; "auto", the paper's per-layer
+        rule; or a dict {regex: ratio} of which the first pattern found in a variable's path
+        counts, and a variable without one travels dense.
+      beta: low-pass filter of the residual, in (0, 1]. 1 is plain error feedback; the paper
+        takes 0.1 with scaled-up batch and learning rate.
+      warmup_steps: updates at the start whose gradients travel dense.
+      exclude: regexes of paths of variables that travel dense. An excluded embedding's
+        IndexedSlices stay sparse; all others are summed and densified.
+      selection: "chunk" takes the `chunk_keep` largest of each chunk of
+        chunk_keep * compression_ratio elements; "exact" the largest of the whole variable.
+      chunk_keep: elements kept per chunk. 1 is the paper's cheap selection, about 10 is nearly
+        exact.
+      value_dtype: dtype of the kept values on the wire: "float32", "bfloat16" or "float16". What
+        the cast loses stays in the residual.
+      name: name of the optimizer.
+
+    Raises:
+      ValueError: an argument is out of its range.
+
+    Example:
+
+    ```python
+    strategy = tf_scalecom.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model.compile(
+            optimizer=tf_scalecom.ScaleComOptimizer(keras.optimizers.SGD(0.1)), loss="mse"
+        )
+    model.fit(dataset)
+    print(model.optimizer.compression_report())
+    ```
+
+    Reference: Chen et al., ScaleCom, NeurIPS 2020, https://arxiv.org/abs/2104.11125
+    """
+
+    _iterations = _of_inner("_iterations")
+    _learning_rate = _of_inner("_learning_rate")
+    _model_variables_moving_average = _of_inner("_model_variables_moving_average")
+    weight_decay = _of_inner("weight_decay")
+    clipnorm = _of_inner("clipnorm")
+    clipvalue = _of_inner("clipvalue")
+    global_clipnorm = _of_inner("global_clipnorm")
+    use_ema = _of_inner("use_ema")
+    ema_momentum = _of_inner("ema_momentum")
+    ema_overwrite_frequency = _of_inner("ema_overwrite_frequency")
+    loss_scale_factor = _of_inner("loss_scale_factor")
+    gradient_accumulation_steps = _of_inner("gradient_accumulation_steps")
+    iterations = _of_inner("iterations")
+    learning_rate = _of_inner("learning_rate")
+
+    def __init__(
+        self,
+        inner_optimizer,
+        compression_ratio=100,
+        beta=1.0,
+        warmup_steps=0,
+        exclude=(),
+        selection="chunk",
+        chunk_keep=1,
+        value_dtype="float32",
+        name=None,
+    ):
+        _check_inner(inner_optimizer)
+        self._lock = False
+        config = CompressionConfig(
+            compression_ratio, beta, exclude, selection, chunk_keep, value_dtype
+        )
+        warmup_steps = check_warmup_steps(warmup_steps)
+        super().__init__(learning_rate=0.0, name=name)
+        # Keras created an iteration counter and a learning rate; the inner optimizer's count.
+        self._variables.clear()
+        self.inner_optimizer = inner_optimizer
+        self.warmup_steps = warmup_steps
+        self._config = config
+        self._state: CompressionState | None = None
+        self._skipped_steps = self.add_variable(
+            (), dtype="int64", aggregation="only_first_replica", name="skipped_steps"
+        )
+
+    def build(self, variables):
+        """Creates the residuals and builds the inner optimizer.
+
+        Args:
+          variables: list of trainable variables. A variable's place in it is its identity.
+        """
+        layout = self._config.layout(variables)
+        self._excluded = self._config.excluded([t.path for t in layout.tensors])
+        residuals = {}
+        with contextlib.ExitStack() as stack:
+            if not tf.distribute.has_strategy() and variables:
+                stack.enter_context(self._distribution_strategy.scope())
+            for position in layout.compressed:
+                residuals[position] = self._add_residual(variables[position], position)
+        self._state = CompressionState(layout, residuals, self._skipped_steps, self.warmup_steps)
+        self.inner_optimizer.build(variables)
+        self._trainable_variables = list(variables)
+        self.built = True
+
+    def _add_residual(self, variable, position):
+        # Reading it must cost no communication, and every replica has its own.
+        with keras.name_scope(self.name, caller=self):
+            residual = keras.Variable(
+                "zeros",
+                shape=variable.shape,
+                dtype="float32",
+                trainable=False,
+                synchronization="on_read",
+                aggregation="only_first_replica",
+                name=f"residual_{position}",
+            )
+        self._track_variable(residual)
+        return residual
+
+    @property
+    def variables(self):
+        """Own variables, then the inner optimizer's."""
+        return self._variables + self.inner_optimizer.variables
+
+    @property
+    def residuals(self) -> dict[str, tuple[np.ndarray, ...]]:
+        """Variable path -> float32 array in the variable's shape, for each local replica."""
+        self._check_built("residuals")
+        unwrap = self._distribution_strategy.experimental_local_results
+        return {
+            self._state.layout.tensors[position].path: tuple(
+                part.numpy() for part in unwrap(residual.value)
+            )
+            for position, residual in self._state.residuals.items()
+        }
+
+    @property
+    def skipped_steps(self):
+        """Number of steps skipped for a gradient that was not finite on some replica."""
+        return self._skipped_steps
+
+    def compression_report(self, num_replicas: int | None = None) -> CompressionReport:
+        """What a step sends, by variable and in total.
+
+        Args:
+          num_replicas: replicas to count for; by default those of the strategy in use.
+        """
+        self._check_built("compression_report()")
+        strategy = self._distribution_strategy
+        replicas = strategy.num_replicas_in_sync if num_replicas is None else num_replicas
+        if not isinstance(replicas, int) or replicas < 1:
+            raise ValueError(
+                "compression_report: expected num_replicas as an integer >= 1; received "
+                f"{num_replicas!r}. Leave it out for the current strategy."
+            )
+        return compression_report(
+            self._state.layout, replicas, broadcasts=scalecom_ops(strategy) is not None
+        )
+
+    def apply(self, grads, trainable_variables=None):
+        """Exchanges gradients and updates variables. Call it in replica context.
+
+        Args:
+          grads: one gradient (tensor, IndexedSlices or None) per variable.
+          trainable_variables: the variables, or None for all that the optimizer was built with.
+        """
+        grads = list(grads)
+        if not grads:
+            return
+        variables = self._known_variables(grads, trainable_variables)
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            raise ValueError(
+                "ScaleComOptimizer.apply: expected a call in replica context; received one in "
+                "cross-replica context. Call it in the function given to `strategy.run`."
+            )
+        _check_strategy(context.strategy)
+        inner = self.inner_optimizer
+        grads, variables = inner._filter_empty_gradients(grads, variables)
+        grads, variables = inner._overwrite_variables_directly_with_gradients(grads, variables)
+        if grads:
+            grads = [self._prepare(g, v) for g, v in zip(grads, variables, strict=True)]
+            step = UpdateStep(inner, variables, self._state)
+            context.merge_call(step.run, args=(grads, context.replica_id_in_sync_group))
+
+    def _known_variables(self, grads, variables):
+        if variables is None:
+            self._check_built("apply() without variables")
+            variables = self._trainable_variables
+        variables = list(variables)
+        if not self.built:
+            with keras.name_scope(self.name, caller=self):
+                self.build(variables)
+        self.inner_optimizer._check_variables_are_known(variables)
+        if len(grads) != len(variables):
+            raise ValueError(
+                f"ScaleComOptimizer.apply: expected one gradient per variable; received "
+                f"{len(grads)} gradients for {len(variables)} variables. Pass None where there "
+                "is no gradient."
+            )
+        return variables
+
+    def _prepare(self, gradient, variable):
+        """One gradient, unscaled, in its variable's dtype, dense unless excluded."""
+        position = self.inner_optimizer._get_variable_index(variable)
+        if isinstance(gradient, tf.IndexedSlices) and position not in self._excluded:
+            gradient = tf.convert_to_tensor(gradient)
+        if self.loss_scale_factor is not None:
+            gradient = gradient / self.loss_scale_factor
+        return tf.cast(gradient, variable.dtype)
+
+    def scale_loss(self, loss):
+        return self.inner_optimizer.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list):
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def _check_built(self, wanted):
+        if not self.built:
+            raise ValueError(
+                f"ScaleComOptimizer: expected to be built before {wanted}; received no variables "
+                "yet. Call `optimizer.build(model.trainable_variables)` or train a step first."
+            )
+
+    def get_config(self):
+        # Everything else is the inner optimizer's.
+        return {
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "warmup_steps": self.warmup_steps,
+            "name": self.name,
+            **self._config.get_config(),
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        inner = keras.saving.deserialize_keras_object(
+            config.pop("inner_optimizer"), custom_objects=custom_objects
+        )
+        return cls(inner, **config)
+
+
+def _check_inner(optimizer):
+    advice = None
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        advice = "Wrap the other way round: LossScaleOptimizer(ScaleComOptimizer(...))."
+    elif isinstance(optimizer, ScaleComOptimizer):
+        advice = "Wrap once."
+    elif type(optimizer).__name__ == "MultiOptimizer":
+        advice = "Wrap each of its optimizers instead."
+    elif not isinstance(optimizer, keras.optimizers.Optimizer):
+        advice = "Pass an instance such as keras.optimizers.SGD(0.1)."
+    if advice:
+        raise ValueError(
+            "`inner_optimizer` of ScaleComOptimizer: expected a keras.optimizers.Optimizer that "
+            f"makes updates itself; received {optimizer!r}. {advice}"
+        )
+
+
+def _check_strategy(strategy):
+    name = type(strategy).__name__
+    if "ParameterServer" in name or "CentralStorage" in name:
+        raise ValueError(
+            "ScaleComOptimizer: expected a synchronous strategy that mirrors variables; received "
+            f"{name}. Use tf_scalecom.MultiWorkerMirroredStrategy."
+        )
+    if keras.distribution.distribution() is not None:
+        raise ValueError(
+            "ScaleComOptimizer: expected tf.distribute to join the replicas; received "
+            f"{keras.distribution.distribution()!r} from keras.distribution. Unset it with "
+            "keras.distribution.set_distribution(None)."
+        )

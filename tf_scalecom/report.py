@@ -1,0 +1,125 @@
+"""What a layout puts on the wire, counted in bytes."""
+
+import dataclasses
+
+import numpy as np
+
+from tf_scalecom.layout import WIRE_BYTES, Layout, TensorLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressionRow:
+    """Traffic of one variable; bytes are per worker and step, averaged over a leader cycle."""
+
+    path: str
+    shape: tuple[int, ...]
+    elements: int
+    kept: int
+    ratio: float
+    bytes_dense: float
+    bytes_sent: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressionReport:
+    """Traffic of a model at a number of replicas.
+
+    Attributes:
+      rows: one `CompressionRow` per variable.
+      num_replicas: replicas the bytes were computed for.
+      bytes_dense: what a dense float32 ring all-reduce sends per worker and step.
+      bytes_sent: what the exchange sends per worker and step, padding and finite flag included.
+      ratio: bytes_dense / bytes_sent; 1 where nothing is sent.
+    """
+
+    rows: tuple[CompressionRow, ...]
+    num_replicas: int
+    bytes_dense: float
+    bytes_sent: float
+
+    @property
+    def ratio(self) -> float:
+        return _ratio(self.bytes_dense, self.bytes_sent)
+
+    def __str__(self) -> str:
+        header = ("variable", "shape", "elements", "kept", "dense B", "sent B", "ratio")
+        lines = [
+            (
+                row.path,
+                "x".join(map(str, row.shape)) or "scalar",
+                f"{row.elements:,}",
+                f"{row.kept:,}",
+                f"{row.bytes_dense:,.0f}",
+                f"{row.bytes_sent:,.0f}",
+                f"{row.ratio:.1f}",
+            )
+            for row in self.rows
+        ]
+        total = (
+            f"total, {self.num_replicas} replicas",
+            "",
+            f"{sum(r.elements for r in self.rows):,}",
+            f"{sum(r.kept for r in self.rows):,}",
+            f"{self.bytes_dense:,.0f}",
+            f"{self.bytes_sent:,.0f}",
+            f"{self.ratio:.1f}",
+        )
+        widths = [max(map(len, column)) for column in zip(header, *lines, total, strict=True)]
+        rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+
+        def line(cells):
+            left = [c.ljust(w) for c, w in zip(cells[:2], widths[:2], strict=True)]
+            right = [c.rjust(w) for c, w in zip(cells[2:], widths[2:], strict=True)]
+            return "  ".join(left + right)
+
+        return "\n".join([line(header), rule, *map(line, lines), rule, line(total)])
+
+
+def compression_report(layout: Layout, num_replicas: int, broadcasts: bool) -> CompressionReport:
+    """Counts the payload of one step.
+
+    Args:
+      layout: the plan.
+      num_replicas: n, >= 1. A ring all-reduce sends 2(n-1)/n of its buffer per worker.
+      broadcasts: whether offsets travel by a real broadcast, which costs every worker (n-1)/n of
+        them on average over a leader cycle, or by an all-reduce with zeros on the others.
+    """
+    ring = 2 * (num_replicas - 1) / num_replicas
+    offsets = ring / 2 if broadcasts else ring
+    rows = tuple(_row(t, layout.value_dtype, ring, offsets) for t in layout.tensors)
+    overhead = 0.0
+    if layout.compressed:
+        finite_flag = WIRE_BYTES[layout.value_dtype] * ring
+        overhead = finite_flag + _padding_bytes(layout) * offsets
+    return CompressionReport(
+        rows=rows,
+        num_replicas=num_replicas,
+        bytes_dense=sum(row.bytes_dense for row in rows),
+        bytes_sent=sum(row.bytes_sent for row in rows) + overhead,
+    )
+
+
+def _row(tensor: TensorLayout, value_dtype: str, ring: float, offsets: float) -> CompressionRow:
+    dense = 4 * tensor.elements * ring
+    if tensor.is_dense:
+        itemsize = 2 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype).itemsize
+        sent = itemsize * tensor.elements * ring
+    else:
+        value_bytes, offset_bytes = WIRE_BYTES[value_dtype], tensor.offset_bytes
+        sent = tensor.kept * (value_bytes * ring + offset_bytes * offsets)
+    return CompressionRow(
+        tensor.path, tensor.shape, tensor.elements, tensor.kept, _ratio(dense, sent), dense, sent
+    )
+
+
+def _padding_bytes(layout: Layout) -> int:
+    """Offsets of each width are padded to whole 32-bit words."""
+    padding = 0
+    for width in (1, 2):
+        kept = sum(t.kept for t in layout.tensors if t.offset_bytes == width)
+        padding += -kept * width % 4
+    return padding
+
+
+def _ratio(dense: float, sent: float) -> float:
+    return dense / sent if sent else 1.0

@@ -1,0 +1,202 @@
+"""One update of a wrapped optimizer: local gradients in, updated variables out.
+
+All of it runs in cross-replica context, inside the single `merge_call` of a step, because only
+there TensorFlow lets a condition (warm-up, skipping, accumulation) stand around a collective.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tf_scalecom import algorithm
+from tf_scalecom.communicator import ListCommunicator, StrategyCommunicator, per_replica
+from tf_scalecom.cross_device_ops import ScaleComAllReduce
+from tf_scalecom.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressionState:
+    """What a `ScaleComOptimizer` adds to its inner optimizer.
+
+    Attributes:
+      layout: plan for all variables that the optimizer was built with.
+      residuals: position in `layout` -> float32 variable in the shape of that position's
+        variable, with a value of its own on every replica.
+      skipped_steps: integer variable, counts updates skipped for a gradient that was not finite.
+      warmup_steps: updates at the start whose gradients travel dense.
+    """
+
+    layout: Layout
+    residuals: Mapping[int, keras.Variable]
+    skipped_steps: keras.Variable
+    warmup_steps: int
+
+
+class UpdateStep:
+    """The update of some variables by one optimizer.
+
+    1. Accumulate and clip the gradients of each replica, as the inner optimizer would.
+    2. Exchange them: the only communication of an update.
+    3. If all were finite, keep the next residuals and let the inner optimizer update.
+       Otherwise count a skipped step.
+    """
+
+    def __init__(self, inner: keras.optimizers.Optimizer, variables: Sequence[keras.Variable],
+                 state: CompressionState):
+        self._inner = inner
+        self._variables = variables
+        self._state = state
+        self._positions = [inner._get_variable_index(v) for v in variables]
+        self._layout = state.layout.subset(self._positions)
+
+    def run(self, strategy: tf.distribute.Strategy, grads, replica_ids):
+        """Call it by `merge_call`.
+
+        Args:
+          strategy: the strategy, given by `merge_call`.
+          grads: one per-replica gradient per variable.
+          replica_ids: per-replica id in the whole group.
+        """
+        inner = self._inner
+        every = inner.gradient_accumulation_steps
+        if every:
+            accumulators = [inner._accumulated_gradients[p] for p in self._positions]
+            tf.cond(
+                (inner._iterations + 1) % every == 0,
+                lambda: self._exchange_and_apply(strategy, grads, replica_ids, accumulators),
+                lambda: self._accumulate(strategy, grads, accumulators),
+            )
+        else:
+            self._exchange_and_apply(strategy, grads, replica_ids)
+        inner._iterations.assign_add(1)
+
+    def _accumulate(self, strategy, grads, accumulators):
+        for accumulator, gradient in zip(accumulators, grads, strict=True):
+            strategy.extended.update(
+                accumulator.value, lambda a, g: a.assign(a + g), args=(gradient,), group=False
+            )
+        self._after_update()
+
+    def _exchange_and_apply(self, strategy, grads, replica_ids, accumulators=()):
+        local = strategy.extended.call_for_each_replica(
+            self._local_gradients, args=(grads, accumulators)
+        )
+        for accumulator in accumulators:
+            # Also before a skip: what is not finite must not stay.
+            accumulator.assign(tf.zeros_like(accumulator))
+        gradients = _by_replica(strategy, local)
+        residuals = [self._state.residuals[self._positions[i]] for i in self._layout.compressed]
+        # With nothing to compress there still is an (empty) list for each replica.
+        residuals = _by_replica(strategy, [m.value for m in residuals]) or [[] for _ in gradients]
+        exchanged = self._exchange(
+            strategy, gradients, residuals, strategy.experimental_local_results(replica_ids)
+        )
+
+        def apply():
+            for variables, values in zip(residuals, exchanged.residuals, strict=True):
+                for variable, value in zip(variables, values, strict=True):
+                    variable.assign(tf.reshape(value, variable.shape))
+            reduced = [per_replica(g, mirrored=True) for g in _transposed(exchanged.gradients)]
+            with _gradients_already_reduced(self._inner):
+                strategy.extended.call_for_each_replica(self._inner_update, args=(reduced,))
+            self._after_update()
+
+        def skip():
+            self._state.skipped_steps.assign_add(1)
+
+        tf.cond(exchanged.finite[0], apply, skip)
+
+    def _local_gradients(self, grads, accumulators):
+        if accumulators:
+            every = self._inner.gradient_accumulation_steps
+            grads = [(g + a) / every for g, a in zip(grads, accumulators, strict=True)]
+        return self._inner._clip_gradients(grads)
+
+    def _exchange(self, strategy, gradients, residuals, replica_ids) -> algorithm.Exchanged:
+        step = tf.convert_to_tensor(self._inner.iterations)
+        state = [[tf.reshape(m, [-1]) for m in ms] for ms in residuals]
+        num_replicas = strategy.num_replicas_in_sync
+        ops = scalecom_ops(strategy)
+        _log_route(num_replicas, ops is not None)
+
+        def exchange(layout):
+            if num_replicas == 1:
+                layout, communicator = layout.without_compression(), ListCommunicator(1)
+            elif ops is not None:
+                return ops.exchange(gradients, layout, state, step)
+            else:
+                communicator = StrategyCommunicator(strategy, replica_ids)
+            return algorithm.exchange(gradients, state, layout, step, communicator)
+
+        if num_replicas == 1 or not self._state.warmup_steps or not self._layout.compressed:
+            return exchange(self._layout)
+        return tf.cond(
+            step < self._state.warmup_steps,
+            lambda: exchange(self._layout.without_compression()),
+            lambda: exchange(self._layout),
+        )
+
+    def _inner_update(self, grads):
+        self._inner._apply_weight_decay(self._variables)
+        self._inner._backend_update_step(grads, self._variables, self._inner.learning_rate)
+
+    def _after_update(self):
+        """What Keras does after each call: moving averages, then constraints."""
+        inner = self._inner
+        if inner.use_ema:
+            inner._update_model_variables_moving_average(inner._trainable_variables)
+            if inner.ema_overwrite_frequency:
+                tf.cond(
+                    (inner.iterations + 1) % inner.ema_overwrite_frequency == 0,
+                    lambda: inner._overwrite_model_variables_with_average_value(
+                        inner._trainable_variables
+                    ),
+                    lambda: None,
+                )
+        for variable in self._variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+
+
+def scalecom_ops(strategy: tf.distribute.Strategy) -> ScaleComAllReduce | None:
+    """The strategy's cross-device ops if they can exchange, else None."""
+    ops = getattr(strategy.extended, "_cross_device_ops", None)
+    return ops if isinstance(ops, ScaleComAllReduce) else None
+
+
+@functools.cache
+def _log_route(num_replicas, by_scalecom_ops):
+    if num_replicas == 1:
+        logging.info("tf_scalecom: one replica, nothing to exchange: gradients pass through.")
+    elif by_scalecom_ops:
+        logging.info("tf_scalecom: %d replicas exchange by ScaleComAllReduce.", num_replicas)
+    else:
+        logging.info(
+            "tf_scalecom: %d replicas exchange by the strategy's own all-reduce.", num_replicas
+        )
+
+
+def _by_replica(strategy, values):
+    """[variable] of per-replica values to [replica of this process][variable]."""
+    return _transposed(map(strategy.experimental_local_results, values))
+
+
+def _transposed(rows):
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+@contextlib.contextmanager
+def _gradients_already_reduced(optimizer):
+    """Keeps a Keras optimizer's update step from all-reducing its gradients once more."""
+    hook = "_all_reduce_sum_gradients"
+    # Past Keras's attribute tracking, which has no business with it.
+    object.__setattr__(optimizer, hook, lambda grads_and_vars: grads_and_vars)
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, hook)
