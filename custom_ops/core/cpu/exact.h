@@ -1,0 +1,81 @@
+// Exact selection: counting elements by a radix of their keys, and writing out those above
+// the threshold so found. Included by each kernels_*.cc, in its namespace.
+
+// Calls visit(i, key, size) with `size` keys of consecutive elements from i on.
+template <typename T, typename Visit>
+inline void for_each_keys(const scalecom_tensor& t, int64_t begin, int64_t end, Visit visit) {
+  const T* gradient = static_cast<const T*>(t.gradient);
+  int64_t i = begin;
+  for (; i + Simd::kLanes <= end; i += Simd::kLanes) {
+    visit(i, Simd::key(Simd::add(Simd::load(t.residual + i), Simd::load(gradient + i))),
+          int64_t{Simd::kLanes});
+  }
+  if (i < end) {
+    const int64_t rest = end - i;
+    visit(i,
+          Simd::key(Simd::add(Simd::load_first(t.residual + i, rest),
+                              Simd::load_first(gradient + i, rest))),
+          rest);
+  }
+}
+
+template <typename T>
+bool count_all(const scalecom_tensor& t, int64_t begin, int64_t end, int shift, uint32_t* bins) {
+  int32_t highest = 0;
+  for_each_keys<T>(t, begin, end, [&](int64_t, Simd::Key key, int64_t size) {
+    int32_t keys[Simd::kLanes];
+    Simd::store(keys, key);
+    for (int64_t j = 0; j < size; ++j) {
+      ++bins[keys[j] >> shift];
+      highest = keys[j] > highest ? keys[j] : highest;
+    }
+  });
+  return highest >= kInfinityKey;
+}
+
+template <typename T>
+void count_prefix(const scalecom_tensor& t, int64_t begin, int64_t end, RadixLevel level,
+                  int32_t prefix, uint32_t* bins) {
+  // Keys with this prefix lie in [low, low + span).
+  const int32_t span = int32_t{1} << (level.shift + level.bits);
+  const int32_t low = prefix & ~(span - 1);
+  const Simd::Key below = Simd::splat(low - 1);
+  const Simd::Key last = Simd::splat(low + (span - 1));
+  const int32_t mask = (1 << level.bits) - 1;
+  for_each_keys<T>(t, begin, end, [&](int64_t, Simd::Key key, int64_t size) {
+    uint32_t hits = Simd::bits(Simd::greater(key, below)) & ~Simd::bits(Simd::greater(key, last));
+    hits &= (1u << size) - 1u;
+    if (hits == 0) return;
+    int32_t keys[Simd::kLanes];
+    Simd::store(keys, key);
+    for (; hits != 0; hits &= hits - 1) {
+      ++bins[(keys[__builtin_ctz(hits)] >> level.shift) & mask];
+    }
+  });
+}
+
+template <typename T>
+bool count(const scalecom_tensor& t, int64_t begin, int64_t end, int level, int32_t prefix,
+           uint32_t* bins) {
+  if (level == 0) return count_all<T>(t, begin, end, kRadixLevels[0].shift, bins);
+  count_prefix<T>(t, begin, end, kRadixLevels[level], prefix, bins);
+  return false;
+}
+
+template <typename T>
+void emit(const scalecom_tensor& t, int64_t begin, int64_t end, int32_t threshold, int64_t ties,
+          int64_t entry) {
+  uint32_t* out = static_cast<uint32_t*>(t.offsets) + entry;
+  const Simd::Key below = Simd::splat(threshold - 1);
+  for_each_keys<T>(t, begin, end, [&](int64_t i, Simd::Key key, int64_t size) {
+    uint32_t hits = Simd::bits(Simd::greater(key, below)) & ((1u << size) - 1u);
+    if (hits == 0) return;
+    int32_t keys[Simd::kLanes];
+    Simd::store(keys, key);
+    for (; hits != 0; hits &= hits - 1) {
+      const int at = __builtin_ctz(hits);
+      if (keys[at] == threshold && --ties < 0) continue;
+      *out++ = static_cast<uint32_t>(i + at);
+    }
+  });
+}

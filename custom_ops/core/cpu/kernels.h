@@ -1,0 +1,64 @@
+// The inner loops of the CPU functions, compiled once for each instruction set.
+//
+// Elements [begin, end) below count from the start of the tensor; a function returns true
+// if it met a NaN or an infinity.
+#ifndef SCALECOM_CORE_CPU_KERNELS_H_
+#define SCALECOM_CORE_CPU_KERNELS_H_
+
+#include <stddef.h>
+
+#include "core/cpu/number.h"
+#include "core/layout.h"
+
+namespace scalecom {
+
+// Blocks of this many elements are filtered and scattered at a time: they fit the L1 cache,
+// and begin at an aligned address where the tensor does.
+constexpr int64_t kBlock = 1024;
+
+struct FinishOptions {
+  int32_t wire_type;
+  float beta;
+  bool filter;
+  bool scatter;
+  bool stream;  // write the output past the cache
+};
+
+// Levels of the radix of exact selection: bits [shift, shift + bits) of the key.
+struct RadixLevel {
+  int shift;
+  int bits;
+  int first;  // of its bins among all levels'
+};
+constexpr RadixLevel kRadixLevels[3] = {{20, 11, 0}, {10, 10, 2048}, {0, 10, 3072}};
+constexpr int kRadixBins = 4096;
+
+struct Kernels {
+  const char* isa;
+  // Offsets of the largest |p| of chunks [begin, end).
+  bool (*select[4])(const scalecom_tensor&, int64_t begin, int64_t end);
+  // Is a gradient not finite?
+  bool (*check[4])(const scalecom_tensor&, int64_t begin, int64_t end);
+  // Filter and scatter; begin is a multiple of kBlock.
+  void (*finish[4])(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
+  // Adds to bins[] the elements whose key agrees with `prefix` above the level's bits.
+  bool (*count[4])(const scalecom_tensor&, int64_t begin, int64_t end, int level,
+                   int32_t prefix, uint32_t* bins);
+  // Writes the indices with key > threshold, and the first `ties` of those equal to it, as
+  // entries from `entry` on.
+  void (*emit[4])(const scalecom_tensor&, int64_t begin, int64_t end, int32_t threshold,
+                  int64_t ties, int64_t entry);
+};
+
+const Kernels& portable_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+// The best that this processor runs.
+const Kernels& kernels();
+
+}  // namespace scalecom
+
+#endif  // SCALECOM_CORE_CPU_KERNELS_H_

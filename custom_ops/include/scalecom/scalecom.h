@@ -1,0 +1,167 @@
+/* The C ABI of the ScaleCom core: types, promises, and the CPU functions.
+ *
+ * One step of the algorithm, for a list of tensors that are exchanged together
+ * (p = residual + gradient, computed in float32):
+ *
+ *   select   offsets of the k largest |p| in each chunk
+ *   check    is everything finite?
+ *   gather   p at those offsets, in the type that travels
+ *   filter   residual' = residual + beta * gradient                            elsewhere
+ *            residual' = (1 - beta) * residual + beta * (p - sent)             where selected
+ *   scatter  output = reduced where selected, 0 elsewhere
+ *
+ * Promises that hold for every function, on every instruction set and device:
+ *
+ * - Every function takes the whole list; no tensor is concatenated or copied.
+ * - Nothing is allocated, no exception passes, and no state is kept between calls.
+ *   Memory, threads and streams belong to the caller.
+ * - Results depend on the inputs alone, never on the number of threads or the
+ *   instruction set: equal to the bit.
+ * - Arithmetic is float32, each product and each sum rounded on its own (products are
+ *   never contracted into fused multiply-adds). 1 - beta is rounded to float32 first.
+ * - Ties go to the lowest offset. -0 and +0 are equal.
+ * - Order: chunk after chunk; within a chunk by decreasing |p|, ties by offset.
+ *   (Exact selection: by increasing index.)
+ * - NaN and infinity: NaN > infinity > finite, and every NaN is equal to every other.
+ *   Offsets are as ever; the `nonfinite` flag says not to use them.
+ * - An offset out of its chunk's range (corrupt input) is never used as an address:
+ *   gather yields NaN there, filter and scatter pass over it. Offsets given to gather,
+ *   filter and scatter are otherwise taken to be distinct within a chunk.
+ * - Conversions round to nearest even. A finite value stays finite: on its way to
+ *   float16 or bfloat16 it saturates. NaN and infinity pass.
+ */
+#ifndef SCALECOM_SCALECOM_H_
+#define SCALECOM_SCALECOM_H_
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define SCALECOM_API __attribute__((visibility("default")))
+#else
+#define SCALECOM_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What every function returns. Arguments are checked before anything is written. */
+enum {
+  SCALECOM_OK = 0,
+  SCALECOM_INVALID_ARGUMENT = 1,
+  SCALECOM_WORKSPACE_TOO_SMALL = 2,
+  SCALECOM_DEVICE_ERROR = 3
+};
+
+/* Element types. `offset_bytes` below is the width of an unsigned little-endian offset. */
+enum {
+  SCALECOM_FLOAT32 = 0,
+  SCALECOM_FLOAT16 = 1,
+  SCALECOM_BFLOAT16 = 2,
+  SCALECOM_FLOAT64 = 3
+};
+
+/* Offset selection keeps at most this many elements a chunk. */
+enum { SCALECOM_MAX_CHUNK_KEEP = 16 };
+
+/* One tensor: where it lies and how it is cut into chunks.
+ *
+ * Chunk c covers elements [c * chunk_size, min((c + 1) * chunk_size, elements)). Each full
+ * chunk keeps chunk_keep elements; a short last chunk keeps tail_keep. The kept elements
+ * of the tensor are numbered chunk after chunk; `offsets`, `values` and `reduced` hold one
+ * entry for each.
+ *
+ * Exact selection is the layout of one chunk: chunk_size = elements, chunk_keep = k. Where
+ * chunk_keep exceeds SCALECOM_MAX_CHUNK_KEEP, offsets must increase within the chunk (as
+ * exact selection writes them).
+ *
+ * Pointers are aligned to their element; aligned to 64 bytes is fastest. A pointer that a
+ * function does not name may be null. */
+typedef struct scalecom_tensor {
+  int64_t elements;     /* >= 0; may exceed 2^31 */
+  int64_t chunk_size;   /* 1 .. 2^(8 * offset_bytes) */
+  int64_t chunk_keep;   /* 1 .. chunk_size */
+  int64_t tail_keep;    /* 1 .. length of the short last chunk; ignored without one */
+  int64_t offset_bytes; /* 1, 2 or 4 */
+  const void* gradient; /* [elements], gradient type */
+  float* residual;      /* [elements] */
+  void* offsets;        /* [kept], offset_bytes each */
+  void* values;         /* [kept], wire type: what this process sends */
+  const void* reduced;  /* [kept], wire type: what came back from the reduction */
+  void* output;         /* [elements], gradient type */
+} scalecom_tensor;
+
+/* How a CPU function runs its tasks. `run` must call task(context, i) exactly once for
+ * every i in [0, tasks), in any order, from any threads, and return when all have
+ * returned. A null executor runs them on the calling thread. */
+typedef void (*scalecom_task)(void* context, int64_t index);
+typedef struct scalecom_executor {
+  void (*run)(void* state, int64_t tasks, scalecom_task task, void* context);
+  void* state;
+} scalecom_executor;
+
+/* An executor's `run` that starts threads for this call; `state` points to an int32_t, the
+ * number of threads wanted, the caller's included. For programs without a pool. */
+SCALECOM_API void scalecom_threads_run(void* state, int64_t tasks, scalecom_task task,
+                                       void* context);
+
+/* English for a status; never null. */
+SCALECOM_API const char* scalecom_status_text(int32_t status);
+
+/* The narrowest offset_bytes that holds every offset of a chunk, or 0 above 2^32. */
+SCALECOM_API int64_t scalecom_offset_bytes(int64_t chunk_size);
+
+/* Number of kept elements of a tensor, or -1 if its layout is invalid. */
+SCALECOM_API int64_t scalecom_tensor_kept(const scalecom_tensor* tensor);
+
+/* "avx512", "avx2" or "portable": what the CPU functions use here. The environment
+ * variable SCALECOM_ISA, read once, can ask for a lesser one. */
+SCALECOM_API const char* scalecom_cpu_isa(void);
+
+/* Reads gradient, residual; writes offsets. chunk_keep <= SCALECOM_MAX_CHUNK_KEEP.
+ * Sets *nonfinite to 1 if any p is NaN or infinite (so also if a gradient is), and
+ * never to 0: the caller does, and may accumulate over calls. */
+SCALECOM_API int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                 int32_t gradient_type, uint32_t* nonfinite,
+                                                 const scalecom_executor* executor);
+
+/* The same over the whole tensor: tensors have one chunk (chunk_size = max(1, elements) and
+ * offset_bytes = 4) and any chunk_keep; offsets are written in increasing order.
+ * The workspace is 16-byte aligned. */
+SCALECOM_API int64_t scalecom_indices_workspace_cpu(const scalecom_tensor* tensors,
+                                                    int64_t count);
+SCALECOM_API int32_t scalecom_indices_select_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                 int32_t gradient_type, uint32_t* nonfinite,
+                                                 void* workspace, int64_t workspace_bytes,
+                                                 const scalecom_executor* executor);
+
+/* Reads gradient alone; flags as above a gradient that is not finite in float32. */
+SCALECOM_API int32_t scalecom_gradients_check_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                  int32_t gradient_type, uint32_t* nonfinite,
+                                                  const scalecom_executor* executor);
+
+/* Reads gradient, residual, offsets; writes values, in wire_type (not FLOAT64). */
+SCALECOM_API int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                int32_t gradient_type, int32_t wire_type,
+                                                const scalecom_executor* executor);
+
+/* Reads gradient, offsets, values; updates residual. 0 < beta <= 1. */
+SCALECOM_API int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                   int32_t gradient_type, int32_t wire_type,
+                                                   float beta, const scalecom_executor* executor);
+
+/* Reads offsets, reduced; writes output. */
+SCALECOM_API int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                  int32_t gradient_type, int32_t wire_type,
+                                                  const scalecom_executor* executor);
+
+/* residuals_filter and outputs_scatter in one pass. output may be gradient itself. */
+SCALECOM_API int32_t scalecom_updates_apply_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                int32_t gradient_type, int32_t wire_type,
+                                                float beta, const scalecom_executor* executor);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SCALECOM_SCALECOM_H_ */

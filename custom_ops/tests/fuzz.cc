@@ -1,0 +1,118 @@
+// Fuzz target over the C ABI: bytes become layouts, data and offsets, valid or not. Valid
+// ones must agree with the reference; the others must be refused or pass over corrupt
+// offsets without touching memory that is not theirs (run it under a sanitizer).
+//
+// With libFuzzer: clang++ -fsanitize=fuzzer. Elsewhere -DSCALECOM_FUZZ_SECONDS=10 makes it a
+// program that feeds itself random bytes.
+#include "tests/sweep.h"
+
+namespace {
+
+struct Bytes {
+  const uint8_t* data;
+  size_t size;
+  uint64_t next(int bytes) {
+    uint64_t value = 0;
+    for (int i = 0; i < bytes && size > 0; ++i, ++data, --size) value = value << 8 | *data;
+    return value;
+  }
+};
+
+// An invalid layout over real memory: refused, or harmless.
+void hostile(Bytes in) {
+  alignas(64) unsigned char memory[6][256] = {};
+  scalecom_tensor t = {};
+  t.elements = static_cast<int64_t>(in.next(8));
+  t.chunk_size = static_cast<int64_t>(in.next(8));
+  t.chunk_keep = static_cast<int64_t>(in.next(8));
+  t.tail_keep = static_cast<int64_t>(in.next(8));
+  t.offset_bytes = static_cast<int64_t>(in.next(1));
+  const int32_t type = static_cast<int32_t>(in.next(1));
+  // A layout that passes the checks must fit the memory before it may run.
+  if (scalecom_tensor_kept(&t) >= 0 && (t.elements > 32 || type > 3)) t.elements = 32;
+  t.gradient = memory[0];
+  t.residual = reinterpret_cast<float*>(memory[1]);
+  t.offsets = memory[2];
+  t.values = memory[3];
+  t.reduced = memory[4];
+  t.output = in.next(1) % 8 == 0 ? nullptr : memory[5];
+  uint32_t flag = 0;
+  scalecom_offsets_select_cpu(&t, 1, type, &flag, nullptr);
+  scalecom_indices_select_cpu(&t, 1, type, &flag, memory, 0, nullptr);
+  scalecom_gradients_check_cpu(&t, 1, type, &flag, nullptr);
+  scalecom_values_gather_cpu(&t, 1, type, 0, nullptr);
+  scalecom_updates_apply_cpu(&t, 1, type, 0, 0.5f, nullptr);
+}
+
+void valid(Bytes in) {
+  const bool exact = in.next(1) % 4 == 0;
+  std::vector<test::Shape> shapes;
+  for (uint64_t i = in.next(1) % 4 + 1; i > 0; --i) {
+    const int64_t n = static_cast<int64_t>(in.next(2) % 3000);
+    if (exact) {
+      shapes.push_back(test::exact(n, 1 + static_cast<int64_t>(in.next(2) % 300)));
+    } else {
+      const double ratio = 1.0 + static_cast<double>(in.next(2) % 4000) / 8;
+      shapes.push_back(test::chunked(n, ratio, 1 + static_cast<int64_t>(in.next(1) % 16)));
+    }
+  }
+  const int32_t type = static_cast<int32_t>(in.next(1) % 4);
+  const int32_t wire = static_cast<int32_t>(in.next(1) % 3);
+  const test::Data data = test::kAllData[in.next(1) % 7];
+  test::Bucket got(shapes, type, wire, exact, data, static_cast<int>(in.next(1) % 4), in.next(4));
+  test::Bucket want(got);
+  std::vector<long double> workspace(4096);
+  uint32_t flag = 0;
+  const int32_t status =
+      exact ? scalecom_indices_select_cpu(got.list(), got.count(), type, &flag, workspace.data(),
+                                          0, nullptr)
+            : scalecom_offsets_select_cpu(got.list(), got.count(), type, &flag, nullptr);
+  test::require(status == SCALECOM_OK, "select refused");
+  test::require(flag == test::reference_select(want, exact), "finite flag");
+  test::require_same(got, want, "select");
+
+  // Offsets as a broken peer may send them: any bytes at all.
+  got.fill_reduced(1);
+  for (const scalecom_tensor& t : got.tensors) {
+    const int64_t bytes = scalecom_tensor_kept(&t) * t.offset_bytes;
+    for (int64_t i = 0; i < bytes && in.size > 0; ++i) {
+      static_cast<unsigned char*>(t.offsets)[i] = static_cast<unsigned char>(in.next(1));
+    }
+  }
+  scalecom_values_gather_cpu(got.list(), got.count(), type, wire, nullptr);
+  scalecom_updates_apply_cpu(got.list(), got.count(), type, wire, 0.5f, nullptr);
+  scalecom_outputs_scatter_cpu(got.list(), got.count(), type, wire, nullptr);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Bytes in = {data, size};
+  if (in.next(1) % 4 == 0) {
+    hostile(in);
+  } else {
+    valid(in);
+  }
+  return 0;
+}
+
+#if defined(SCALECOM_FUZZ_SECONDS)
+#include <chrono>
+
+int main() {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(SCALECOM_FUZZ_SECONDS);
+  std::mt19937_64 rng(std::random_device{}());
+  int64_t runs = 0;
+  for (; std::chrono::steady_clock::now() < end; ++runs) {
+    uint8_t bytes[200];
+    for (uint8_t& b : bytes) b = static_cast<uint8_t>(rng());
+    // Small layouts pass the checks more often.
+    if (rng() % 2) {
+      for (int i = 1; i < 33; ++i) bytes[i] = i % 8 == 0 ? bytes[i] % 40 : 0;
+    }
+    LLVMFuzzerTestOneInput(bytes, rng() % sizeof bytes);
+  }
+  printf("%lld inputs in %d s\n", static_cast<long long>(runs), SCALECOM_FUZZ_SECONDS);
+  return 0;
+}
+#endif

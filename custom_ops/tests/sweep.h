@@ -1,0 +1,191 @@
+// The correctness sweep, the same for every backend: each function against the reference,
+// over types, layouts, data, alignments and seeds. Equal means equal to the bit (any NaN
+// equals any NaN).
+#ifndef SCALECOM_TESTS_SWEEP_H_
+#define SCALECOM_TESTS_SWEEP_H_
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <functional>
+#include <string>
+
+#include "tests/reference.h"
+
+namespace test {
+
+// A backend runs one function of the ABI on a bucket in host memory.
+struct Backend {
+  std::function<int32_t(Bucket&, uint32_t*)> select;
+  std::function<int32_t(Bucket&, uint32_t*)> select_exact;
+  std::function<int32_t(Bucket&, uint32_t*)> check;
+  std::function<int32_t(Bucket&)> gather;
+  std::function<int32_t(Bucket&, float)> filter;
+  std::function<int32_t(Bucket&)> scatter;
+  std::function<int32_t(Bucket&, float)> apply;
+};
+
+inline void require(bool condition, const std::string& what) {
+  if (condition) return;
+  fprintf(stderr, "FAILED: %s\n", what.c_str());
+  exit(1);
+}
+
+inline bool same_number(const void* a, const void* b, int32_t type, int64_t index) {
+  const int64_t bytes = type_bytes(type);
+  const char* x = static_cast<const char*>(a) + index * bytes;
+  const char* y = static_cast<const char*>(b) + index * bytes;
+  if (memcmp(x, y, static_cast<size_t>(bytes)) == 0) return true;
+  return isnan(load(a, type, index)) && isnan(load(b, type, index));
+}
+
+inline void require_same(const Bucket& got, const Bucket& want, const std::string& what) {
+  for (size_t i = 0; i < got.tensors.size(); ++i) {
+    const scalecom_tensor& g = got.tensors[i];
+    const scalecom_tensor& w = want.tensors[i];
+    const int64_t kept = scalecom_tensor_kept(&g);
+    const auto compare = [&](const void* a, const void* b, int32_t type, int64_t n,
+                             const char* name) {
+      for (int64_t j = 0; j < n; ++j) {
+        if (same_number(a, b, type, j)) continue;
+        require(false, what + ": tensor " + std::to_string(i) + " " + name + "[" +
+                           std::to_string(j) + "] is " + std::to_string(load(a, type, j)) +
+                           ", expected " + std::to_string(load(b, type, j)));
+      }
+    };
+    for (int64_t j = 0; j < kept; ++j) {
+      require(offset_at(g, j) == offset_at(w, j),
+              what + ": tensor " + std::to_string(i) + " offset " + std::to_string(j) + " is " +
+                  std::to_string(offset_at(g, j)) + ", expected " +
+                  std::to_string(offset_at(w, j)));
+    }
+    compare(g.residual, w.residual, SCALECOM_FLOAT32, g.elements, "residual");
+    compare(g.values, w.values, got.wire_type, kept, "values");
+    compare(g.output, w.output, got.gradient_type, g.elements, "output");
+  }
+}
+
+struct Case {
+  std::vector<Shape> shapes;
+  bool exact_selection = false;
+  std::string name;
+};
+
+// One step on one bucket. `corrupt` breaks offsets before they are used.
+inline void check_step(const Backend& backend, const Case& c, int32_t gradient_type,
+                       int32_t wire_type, Data data, float beta, int shift, bool corrupt,
+                       uint64_t seed) {
+  const std::string name = c.name + " " + type_name(gradient_type) + " wire " +
+                           type_name(wire_type) + " data " +
+                           std::to_string(static_cast<int>(data)) + " seed " +
+                           std::to_string(seed) + ": ";
+  Bucket got(c.shapes, gradient_type, wire_type, c.exact_selection, data, shift, seed);
+  Bucket want(got);
+  uint32_t flag = 0;
+  const auto& select = c.exact_selection ? backend.select_exact : backend.select;
+  require(select(got, &flag) == SCALECOM_OK, name + "select refused");
+  require(flag == reference_select(want, c.exact_selection), name + "select's finite flag");
+  require_same(got, want, name + "select");
+
+  flag = 0;
+  require(backend.check(got, &flag) == SCALECOM_OK, name + "check refused");
+  require(flag == reference_check(want), name + "check's finite flag");
+
+  if (corrupt) {
+    // Out of range where the width allows it. Where offsets must increase, only the last
+    // can be out of range.
+    for (size_t i = 0; i < got.tensors.size(); ++i) {
+      const int64_t kept = scalecom_tensor_kept(&got.tensors[i]);
+      const bool rising = got.tensors[i].chunk_keep > SCALECOM_MAX_CHUNK_KEEP;
+      for (int64_t j = rising ? std::max<int64_t>(0, kept - 1) : 0; j < kept; j += 3) {
+        for (const Bucket* b : {&got, &want}) offset_put(b->tensors[i], j, 0xffffffff);
+      }
+    }
+  }
+  require(backend.gather(got) == SCALECOM_OK, name + "gather refused");
+  reference_gather(want);
+  require_same(got, want, name + "gather");
+
+  got.fill_reduced(seed + 1);
+  want.fill_reduced(seed + 1);
+  Bucket fused(got);
+  require(backend.filter(got, beta) == SCALECOM_OK, name + "filter refused");
+  reference_filter(want, beta);
+  require_same(got, want, name + "filter");
+  require(backend.scatter(got) == SCALECOM_OK, name + "scatter refused");
+  reference_scatter(want);
+  require_same(got, want, name + "scatter");
+  require(backend.apply(fused, beta) == SCALECOM_OK, name + "apply refused");
+  require_same(fused, want, name + "apply");
+}
+
+inline std::vector<Case> cases() {
+  std::vector<Case> list;
+  const int64_t sizes[] = {0, 1, 2, 15, 16, 17, 63, 100, 255, 256, 257, 999, 1000, 1023, 4097,
+                           20011};
+  for (double ratio : {2.0, 3.5, 10.0, 100.0, 256.0, 1000.0, 10000.0}) {
+    for (int64_t keep : {1, 2, 7, 10, 16}) {
+      Case c;
+      for (int64_t n : sizes) c.shapes.push_back(chunked(n, ratio, keep));
+      c.name = "ratio " + std::to_string(ratio) + " keep " + std::to_string(keep);
+      list.push_back(c);
+    }
+  }
+  Case whole;
+  for (int64_t n : sizes) whole.shapes.push_back({n, 7, 7, n % 7});  // everything is kept
+  whole.name = "kept whole";
+  list.push_back(whole);
+  for (double ratio : {1.0, 2.0, 100.0, 10000.0}) {
+    Case c;
+    for (int64_t n : sizes) {
+      const int64_t keep = round_even(static_cast<double>(n) / ratio);
+      c.shapes.push_back(exact(n, std::max<int64_t>(1, keep)));
+    }
+    c.exact_selection = true;
+    c.name = "exact ratio " + std::to_string(ratio);
+    list.push_back(c);
+  }
+  return list;
+}
+
+// The backends take turns.
+inline void sweep(const std::vector<Backend>& backends) {
+  uint64_t seed = 1;
+  int64_t steps = 0;
+  for (const Case& c : cases()) {
+    for (int32_t type = 0; type < 4; ++type) {
+      for (Data data : kAllData) {
+        const int32_t wire = static_cast<int32_t>(seed % 3);
+        const float beta = seed % 4 == 0 ? 0.1f : seed % 4 == 1 ? 0.7f : 1.0f;
+        check_step(backends[seed % backends.size()], c, type, wire, data, beta, /*shift=*/static_cast<int>(seed % 5 % 4),
+                   /*corrupt=*/seed % 6 == 0, seed);
+        ++seed;
+        ++steps;
+      }
+    }
+  }
+  // Many tensors in one call, one of them large enough to be cut.
+  Case many;
+  for (int64_t i = 0; i < 700; ++i) many.shapes.push_back(chunked(i * 37 % 1500, 100, 1 + i % 16));
+  many.shapes.push_back(chunked(1300000, 100, 10));
+  many.shapes.push_back(chunked(600001, 10000, 16));
+  many.name = "many";
+  Case many_exact;
+  many_exact.shapes = {exact(1300000, 13000), exact(5, 2), exact(1048577, 1), exact(70000, 70000)};
+  many_exact.exact_selection = true;
+  many_exact.name = "many exact";
+  for (Data data : {Data::kNormal, Data::kTies, Data::kZero, Data::kRising}) {
+    for (const Case& c : {many, many_exact}) {
+      check_step(backends.back(), c, SCALECOM_FLOAT32, SCALECOM_FLOAT32, data, 1.0f, 0, false,
+                 ++seed);
+      check_step(backends.back(), c, SCALECOM_BFLOAT16, SCALECOM_FLOAT16, data, 0.3f, 1, false,
+                 ++seed);
+      steps += 2;
+    }
+  }
+  printf("%lld steps equal to the reference\n", static_cast<long long>(steps));
+}
+
+}  // namespace test
+
+#endif  // SCALECOM_TESTS_SWEEP_H_

@@ -1,0 +1,49 @@
+// The correctness sweep on the CPU, on 1 and on 3 threads in turn. SCALECOM_ISA picks the
+// instruction set.
+#include "tests/sweep.h"
+
+namespace {
+
+test::Backend backend(const scalecom_executor* executor) {
+  using test::Bucket;
+  test::Backend b;
+  b.select = [=](Bucket& k, uint32_t* flag) {
+    return scalecom_offsets_select_cpu(k.list(), k.count(), k.gradient_type, flag, executor);
+  };
+  b.select_exact = [=](Bucket& k, uint32_t* flag) {
+    const int64_t bytes = scalecom_indices_workspace_cpu(k.list(), k.count());
+    const std::unique_ptr<long double[]> workspace(
+        new long double[static_cast<size_t>(bytes) / sizeof(long double) + 1]);
+    return scalecom_indices_select_cpu(k.list(), k.count(), k.gradient_type, flag,
+                                       workspace.get(), bytes, executor);
+  };
+  b.check = [=](Bucket& k, uint32_t* flag) {
+    return scalecom_gradients_check_cpu(k.list(), k.count(), k.gradient_type, flag, executor);
+  };
+  b.gather = [=](Bucket& k) {
+    return scalecom_values_gather_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, executor);
+  };
+  b.filter = [=](Bucket& k, float beta) {
+    return scalecom_residuals_filter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, beta,
+                                         executor);
+  };
+  b.scatter = [=](Bucket& k) {
+    return scalecom_outputs_scatter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type,
+                                        executor);
+  };
+  b.apply = [=](Bucket& k, float beta) {
+    return scalecom_updates_apply_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, beta,
+                                      executor);
+  };
+  return b;
+}
+
+}  // namespace
+
+int main() {
+  printf("instruction set: %s\n", scalecom_cpu_isa());
+  int32_t threads = 3;
+  const scalecom_executor executor = {scalecom_threads_run, &threads};
+  test::sweep({backend(nullptr), backend(&executor)});
+  return 0;
+}
