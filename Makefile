@@ -1,7 +1,7 @@
 # make demo          train on two workers, dense and compressed (QUICK=1: a short look)
 # make test          the test suite; ARGS="-k name" is passed to pytest
 # make lint          ruff
-# make clean         removes what make and the build made, not the data sets
+# make clean         removes build and run products; keeps .venv and the data sets
 # All of them set up .venv first, once per change of the requirements.
 
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
@@ -33,5 +33,5 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .ruff_cache
-	find . -name __pycache__ -not -path './data/*' -prune -exec rm -rf {} +
+	rm -rf build dist runs *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
