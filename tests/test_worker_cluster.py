@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from worker_cluster import WorkerCluster, WorkerFailure
+from worker_cluster import WorkerCluster, WorkerFailure, start_scripts
 
 
 def describe(strategy, greeting, punctuation="."):
@@ -135,6 +135,19 @@ def test_a_value_that_cannot_be_sent_is_an_error(cluster):
 def test_logical_cpus(cluster):
     lone = cluster(1, logical_cpus=2, build_strategy=no_strategy)
     assert lone.run(cpu_count_alone) == [2]
+
+
+def test_scripts_may_die(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, time; print(os.environ['COLOUR'], *sys.argv[1:])\ntime.sleep(60)"
+    )
+    with start_scripts(script, 3, "--x", log_dir=tmp_path, env={"COLOUR": "red"}) as scripts:
+        scripts.workers[1].send_signal(signal.SIGKILL)
+        assert scripts.workers[1].wait(timeout=10) == -signal.SIGKILL
+        assert scripts.wait(timeout=0.5) == [None, -signal.SIGKILL, None]
+        assert scripts.workers[0].output() == b"red --x\n"
+    assert scripts.poll() == [-signal.SIGKILL] * 3
 
 
 def test_a_port_taken_at_the_last_moment_is_replaced(tmp_path, monkeypatch):

@@ -94,6 +94,7 @@ class WorkerCluster:
             WorkerFailure: with the traceback of the worker that failed first and the logs of all.
                 The next call finds a new cluster.
         """
+        __tracebackhide__ = True  # the worker's traceback is what matters
         if self._processes is None or any(code is not None for code in self._processes.poll()):
             self._start()
         return self._call(function, args, kwargs, timeout)
@@ -113,6 +114,7 @@ class WorkerCluster:
             self._processes = None
 
     def _start(self) -> None:
+        __tracebackhide__ = True
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._start_processes()
             processes = self._processes
@@ -143,6 +145,7 @@ class WorkerCluster:
             control.send_bytes(pickle.dumps((self._logical_cpus, self._warning_filters)))
 
     def _call(self, function: Callable, args: tuple, kwargs: dict, timeout: float) -> list:
+        __tracebackhide__ = True
         call = _Call(self._processes.workers, self._controls, f"{function.__qualname__}()")
         message = pickle.dumps((function, args, kwargs))
         try:
@@ -165,6 +168,8 @@ class _Call:
         self._errors: dict[int, str] = {}  # in the order in which they came
 
     def make(self, message: bytes, timeout: float) -> list:
+        """Send the request, return the values of all workers; see `WorkerCluster.run`."""
+        __tracebackhide__ = True
         for index, control in enumerate(self._controls):
             try:
                 control.send_bytes(message)
@@ -227,7 +232,7 @@ class _Call:
         if index in self._values:
             return "returned"
         if index in self._errors:
-            return "failed: " + self._errors[index].rstrip().rsplit("\n", 1)[-1]
+            return "failed: " + self._errors[index].rstrip().rsplit("\n", 1)[-1][:100]
         return "did not answer"
 
 
