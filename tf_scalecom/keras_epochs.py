@@ -1,0 +1,84 @@
+"""What Keras's epochs need to know about data that lives on several workers.
+
+Keras counts an epoch's batches on its own worker, and stops there; where workers hold different
+numbers of batches, the others then wait for it. Under this package's strategy an epoch ends on
+all workers together, when the last one has no data left: a worker without data takes part with
+an empty batch until then. All that takes is that Keras does not count.
+
+Keras has no hook for it, and its classes serve other strategies too. So the strategy recognises
+the few calls that Keras makes into it by the code they come from, and adjusts the one Keras
+object at hand.
+"""
+
+import sys
+
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.trainers.epoch_iterator import EpochIterator
+from tensorflow.python.distribute import input_lib
+
+
+def called_to_build_model(depth=2) -> bool:
+    """Whether the caller's caller is Keras, reducing a batch only to learn its shapes."""
+    return sys._getframe(depth).f_code is TensorFlowTrainer._maybe_symbolic_build.__code__
+
+
+def example_of(batch, strategy):
+    """A batch of the shapes of this worker's `batch`, of at least one row.
+
+    Args:
+        batch: nested structure of distributed values.
+        strategy: the strategy they belong to.
+    """
+
+    def local(value):
+        value = strategy.experimental_local_results(value)[0]
+        if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] == 0:
+            return tf.zeros([1, *value.shape[1:]], value.dtype)
+        return value
+
+    return tf.nest.map_structure(local, batch)
+
+
+def calling_epoch_iterator(depth=2) -> TFEpochIterator | None:
+    """The Keras epoch iterator in whose constructor the caller's caller is, if any."""
+    frame = sys._getframe(depth)
+    if frame.f_code is TFEpochIterator.__init__.__code__:
+        return frame.f_locals["self"]
+    return None
+
+
+def count_no_batches(epoch_iterator: TFEpochIterator) -> None:
+    """Makes a Keras epoch go on until the data ends."""
+    adapter = epoch_iterator.data_adapter
+    adapter.__class__ = type("Uncounted", (type(adapter),), {"num_batches": None})
+    epoch_iterator._num_batches = None
+
+
+class _EndsWithLastWorker:
+    """Mixed into a distributed dataset: its length is unknown, and its end no surprise."""
+
+    @property
+    def cardinality(self):
+        if super().cardinality == tf.data.INFINITE_CARDINALITY:
+            return tf.data.INFINITE_CARDINALITY
+        return tf.data.UNKNOWN_CARDINALITY
+
+    def __iter__(self):
+        frame = sys._getframe(1)
+        if frame.f_code is EpochIterator._enumerate_iterator.__code__:
+            epoch_iterator = frame.f_locals["self"]
+            if not epoch_iterator.steps_per_epoch:
+                # Keras warns of interrupted training where it did not count. The end is regular.
+                epoch_iterator._interrupted_warning = lambda: None
+        return super().__iter__()
+
+
+class DistributedDataset(_EndsWithLastWorker, input_lib.DistributedDataset):
+    """A dataset sharded between workers, an epoch of which ends on all of them together."""
+
+
+class DistributedDatasetsFromFunction(
+    _EndsWithLastWorker, input_lib.DistributedDatasetsFromFunction
+):
+    """One dataset of each worker's own, an epoch of which ends on all of them together."""

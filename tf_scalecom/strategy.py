@@ -1,0 +1,248 @@
+"""`MultiWorkerMirroredStrategy`: TensorFlow's, on which Keras 3 trains and which can compress."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    cross_device_utils,
+    distribute_utils,
+    multi_worker_util,
+)
+from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util
+
+from tf_scalecom import cluster as cluster_lib
+from tf_scalecom import keras_epochs
+from tf_scalecom.cross_device_ops import ScaleComAllReduce
+
+_HEARTBEAT_SECONDS = 20
+
+# TensorFlow starts both afresh for each strategy, and so gives the second one in a process the
+# group and instance keys of the first, for variables of other shapes.
+_collective_keys = cross_device_utils.CollectiveKeys()
+
+
+class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """Synchronous training on several workers, with or without compressed gradients.
+
+    A drop-in replacement for `tf.distribute.MultiWorkerMirroredStrategy` under which Keras 3's
+    `fit`, `evaluate` and `predict` work, with any optimizer:
+
+    * Workers may hold different numbers of batches, partial ones, or none: an epoch ends on all
+      of them together, when the last one has no data left.
+    * A loss scale is lowered, and a step skipped, on all workers if one sees a NaN.
+    * No wait is without end. The workers meet before TensorFlow starts, and those that do not
+      come are named (environment variables TF_SCALECOM_REPORT_MISSING_SECONDS, default 30, and
+      TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS, default 300).
+
+    With `ScaleComOptimizer` gradients travel compressed; everything else that is reduced, e.g.
+    metrics, is exact.
+
+    Example:
+        ```
+        strategy = tf_scalecom.MultiWorkerMirroredStrategy()  # reads TF_CONFIG
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(2)])
+            model.compile(keras.optimizers.SGD(0.1), loss="mse")
+        model.fit(dataset, epochs=2)
+        ```
+    """
+
+    def __init__(self, cluster_resolver=None, communication_options=None):
+        """Joins the cluster, as soon as all its workers have come.
+
+        Args:
+            cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`. By default the
+                cluster is read from TF_CONFIG; without one, this process trains alone.
+            communication_options: `tf.distribute.experimental.CommunicationOptions`.
+
+        Raises:
+            ValueError: The description of the cluster is incomplete or contradicts itself.
+            RuntimeError: The port of this worker is taken.
+            TimeoutError: Not all workers have come.
+        """
+        # Past the constructor of the base class, which would build TensorFlow's own extended.
+        tf.distribute.Strategy.__init__(
+            self,
+            _Extended(
+                self,
+                cluster_resolver=cluster_resolver,
+                communication_options=communication_options
+                or tf.distribute.experimental.CommunicationOptions(),
+            ),
+        )
+
+    def reduce(self, reduce_op, value, axis=None):
+        """Reduces a value over all replicas and, given an axis, over that axis.
+
+        Like TensorFlow's, but the axis may be given for scalars too, as Keras does for metrics.
+        """
+        if keras_epochs.called_to_build_model():
+            return keras_epochs.example_of(value, self)
+        if axis is not None and all(
+            getattr(result, "shape", None) == ()
+            for result in self.experimental_local_results(value)
+        ):
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+    def experimental_distribute_dataset(self, dataset, options=None):
+        """Shards a dataset, the same on all workers, between them, as TensorFlow's does."""
+        epoch_iterator = keras_epochs.calling_epoch_iterator()
+        if epoch_iterator is not None and self.extended._in_multi_worker_mode():
+            # Every worker is in the same call to fit, evaluate or predict, so it is safe to ask.
+            count = epoch_iterator.data_adapter.num_batches
+            if len(set(self.extended._gather_from_workers(-1 if count is None else count))) > 1:
+                keras_epochs.count_no_batches(epoch_iterator)
+        return super().experimental_distribute_dataset(dataset, options)
+
+
+class _Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
+    """Implementation of `MultiWorkerMirroredStrategy`."""
+
+    # The coordination service watches the workers' heartbeats; TensorFlow's older health check,
+    # for tasks outside it, would wait without end for its first answer.
+    _enable_check_health = False
+
+    def _initialize_local(self, cluster_resolver, devices=None):
+        super()._initialize_local(cluster_resolver, devices)
+        self._install_cross_device_ops()
+
+    def _initialize_multi_worker(self, cluster_resolver):
+        cluster = cluster_lib.find_cluster(cluster_resolver)
+        if context.context()._collective_ops_server_def is not None:
+            # A strategy before this one started the process's one server.
+            self._std_server_started = True
+        else:
+            cluster_lib.wait_for_peers(cluster)
+            _configure_coordination_service(cluster)
+        super()._initialize_multi_worker(cluster_resolver)
+        self._install_cross_device_ops()
+
+    def _initialize_strategy(self, cluster_resolver, devices):
+        if not devices:
+            cluster_lib.find_cluster(cluster_resolver)
+        super()._initialize_strategy(cluster_resolver, devices)
+
+    def _install_cross_device_ops(self):
+        self._collective_keys = _collective_keys
+        self._cross_device_ops, self._host_cross_device_ops = (
+            ScaleComAllReduce(
+                devices=stock._devices,
+                group_size=stock._group_size,
+                options=self._communication_options,
+                collective_keys=self._collective_keys,
+            )
+            for stock in (self._cross_device_ops, self._host_cross_device_ops)
+        )
+
+    def _gather_from_workers(self, number):
+        """Returns the integers that the workers pass here, in the workers' order. Eager only."""
+        row = np.zeros(self._num_workers, np.int64)
+        row[self._id_in_cluster] = number
+        (launcher,) = self._host_cross_device_ops._launchers
+        return launcher.all_reduce(row, site="gather_from_workers").numpy().tolist()
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        self._refuse_xla()
+        # At the end of data a step is abandoned where it waits for its batch. A collective that
+        # does not need the batch, such as that of a penalty's gradient, could have started on
+        # one worker and not on another: have all of the step wait.
+        batch = [
+            tensor
+            for tensor in tf.nest.flatten((args, kwargs), expand_composites=True)
+            if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
+        ]
+        with tf.control_dependencies(batch):
+            result = super()._call_for_each_replica(fn, args, kwargs)
+        if _is_finite_check(fn):
+            result = self._all_true(result)
+        return result
+
+    def _refuse_xla(self):
+        compiled = control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
+        if compiled and self._num_replicas_in_sync > 1:
+            raise ValueError(
+                "Expected a step that XLA does not compile, received one under jit_compile=True: "
+                "XLA cannot compile the collectives of several workers or replicas. Pass "
+                "jit_compile=False or 'auto' to compile(), or compile parts of the model by "
+                "tf.function(jit_compile=True)."
+            )
+
+    def _all_true(self, per_replica):
+        """Combines bools of all replicas by and."""
+        false = [
+            tf.cast(tf.logical_not(value), tf.int32)
+            for value in self._container_strategy().experimental_local_results(per_replica)
+        ]
+        false = distribute_utils.regroup(false, always_wrap=True)
+        return tf.equal(self._container_strategy().reduce("SUM", false), 0)
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        if self._num_workers == 1 or _is_per_replica(options):
+            return super()._experimental_distribute_dataset(dataset, options)
+        return keras_epochs.DistributedDataset(
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            dataset,
+            num_replicas_in_sync=self._num_replicas_in_sync,
+            input_context=self._make_input_context(),
+            options=options,
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        if self._num_workers == 1 or _is_per_replica(options):
+            return super()._distribute_datasets_from_function(dataset_fn, options)
+        return keras_epochs.DistributedDatasetsFromFunction(
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            input_contexts=[self._make_input_context()],
+            dataset_fn=dataset_fn,
+            options=options,
+        )
+
+
+def _is_per_replica(options):
+    """Whether input options ask for what the base class refuses, with its own message."""
+    return (
+        options is not None
+        and options.experimental_replication_mode == tf.distribute.InputReplicationMode.PER_REPLICA
+    )
+
+
+def _is_finite_check(fn):
+    """Whether `fn` is the finite check of Keras's loss scaling.
+
+    It runs on each replica's own gradients, which are not reduced yet, but Keras takes the first
+    replica's result for the result of all.
+    """
+    return (
+        isinstance(getattr(fn, "__self__", None), keras.optimizers.LossScaleOptimizer)
+        and fn.__name__ == "check_finite"
+    )
+
+
+def _configure_coordination_service(cluster):
+    """Gives finite limits to the waits for a worker that comes, or comes no more."""
+    if context.context().coordination_service is not None or not cluster.peers:
+        return
+    jobs = [
+        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(cluster.jobs[job]))
+        for job in ("chief", "worker")
+        if cluster.jobs.get(job)
+    ]
+    limit = cluster_lib.seconds_from_environment(
+        cluster_lib.LIMIT_VARIABLE, cluster_lib.LIMIT_SECONDS
+    )
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(
+            tf.train.ClusterSpec({job: list(a) for job, a in cluster.jobs.items()})
+        ),
+        coordinated_jobs=jobs,
+        cluster_register_timeout_in_ms=int(limit * 1000),
+        heartbeat_timeout_in_ms=_HEARTBEAT_SECONDS * 1000,
+    )
