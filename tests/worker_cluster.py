@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from tf_scalecom.local_cluster import LocalCluster, LocalWorker
+from tf_scalecom.local_cluster import LocalCluster, LocalWorker, says_port_taken
 from tf_scalecom.worker_output import last_lines
 
 START_SECONDS = 180.0
@@ -117,13 +117,11 @@ class WorkerCluster:
         __tracebackhide__ = True
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._start_processes()
-            processes = self._processes
             try:
                 self._call(self._build_strategy, (), {}, START_SECONDS)
                 return
-            except WorkerFailure:
-                port_taken = any(worker.port_was_taken() for worker in processes.workers)
-                if not port_taken or attempt == _PORT_ATTEMPTS:
+            except WorkerFailure as failure:
+                if attempt == _PORT_ATTEMPTS or not says_port_taken(str(failure)):
                     raise
 
     def _start_processes(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from tf_scalecom.local_cluster import LocalCluster, LocalWorker
+from tf_scalecom.local_cluster import LocalCluster, LocalWorker, says_port_taken
 from tf_scalecom.worker_output import OutputDisplay, last_lines
 
 _POLL_SECONDS = 0.05
@@ -56,7 +56,7 @@ def run(
                 watch = _Watch(cluster, display, received, grace_seconds)
                 watch.until_all_ended()
             failed = watch.first_failed
-            if received or failed is None or not failed.port_was_taken():
+            if received or failed is None or not _port_was_taken(failed):
                 break
             if attempt < _PORT_ATTEMPTS:
                 display.note(f"worker {failed.index}: its port was taken; trying other ports")
@@ -109,7 +109,7 @@ class _Watch:
         self._pass_on_signals()
         if self.first_failed is None and not self._received and any(codes):
             self.first_failed = next(w for w in self._cluster.workers if w.poll())
-            if self.first_failed.port_was_taken():
+            if _port_was_taken(self.first_failed):
                 self._kill_at = 0.0  # nobody has done anything yet that is worth a grace time
             elif None in codes:
                 name = f"worker {self.first_failed.index} {self.first_failed.describe_end()}"
@@ -143,6 +143,10 @@ class _Watch:
             self._display.show(index, data)
         self._display.refresh()
         return any(new_output)
+
+
+def _port_was_taken(failed: LocalWorker) -> bool:
+    return says_port_taken(failed.output().decode(errors="replace"))
 
 
 def _failure_report(failed: LocalWorker, cluster: LocalCluster) -> str:

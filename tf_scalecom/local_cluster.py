@@ -20,8 +20,9 @@ HOST = "127.0.0.1"
 _POLL_SECONDS = 0.02
 # After SIGKILL only an uninterruptible system call can keep a process; do not wait for it for ever.
 _REAP_SECONDS = 10.0
-# What TensorFlow writes when another process listens on its port (grpc_server_lib.cc).
-_PORT_TAKEN = re.compile(rb"Could not start gRPC server")
+# What a worker writes when another process listens on its port: TensorFlow's server
+# (grpc_server_lib.cc) and this package's check before it (cluster.py).
+_PORT_TAKEN = re.compile(r"Could not start gRPC server|to be free, but it cannot be bound")
 
 
 def reserve_ports(count: int) -> list[socket.socket]:
@@ -38,6 +39,11 @@ def reserve_ports(count: int) -> list[socket.socket]:
         reserved.bind(("", 0))  # every interface, as TensorFlow's server does
         sockets.append(reserved)
     return sockets
+
+
+def says_port_taken(output: str) -> bool:
+    """Whether a failed worker's output says that another process listens on its port."""
+    return _PORT_TAKEN.search(output) is not None
 
 
 class LocalWorker:
@@ -82,10 +88,6 @@ class LocalWorker:
         with self.log_path.open("rb") as log:
             log.seek(self.log_start)
             return log.read()
-
-    def port_was_taken(self) -> bool:
-        """Whether the worker failed because another process listens on its port."""
-        return bool(self.poll()) and _PORT_TAKEN.search(self.output()) is not None
 
     def describe_end(self) -> str:
         """How the worker ended, in words."""
