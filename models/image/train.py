@@ -6,6 +6,7 @@ Examples:
 """
 
 import json
+import logging
 import pathlib
 
 import convnet
@@ -27,7 +28,7 @@ flags.DEFINE_float(
 flags.DEFINE_float("beta", 0.3, "Low-pass filter of the residual; 1 is plain error feedback.")
 flags.DEFINE_integer("chunk_keep", 10, "Elements kept per chunk; 1 is the paper's selection.")
 flags.DEFINE_integer("warmup_steps", 100, "Steps without compression at the start.")
-flags.DEFINE_float("learning_rate", 0.2, "Peak learning rate.")
+flags.DEFINE_float("learning_rate", 0.4, "Peak learning rate.")
 flags.DEFINE_float("momentum", 0.0, "Momentum of SGD.")
 flags.DEFINE_float(
     "ramp", 0.08, "Share of the steps over which the learning rate rises; then it falls to 0."
@@ -88,6 +89,7 @@ def main(argv):
     """Builds strategy, data and model from the flags, and fits."""
     if argv[1:]:
         raise app.UsageError(f"Expected flags only; received {argv[1:]}. See --help.")
+    tf.get_logger().setLevel(logging.WARNING)  # it tells of every collective it traces
     tf.config.threading.set_intra_op_parallelism_threads(FLAGS.intra_op_threads)
     keras.utils.set_random_seed(FLAGS.seed)
     strategy = sc.MultiWorkerMirroredStrategy()
@@ -117,6 +119,7 @@ def main(argv):
         training,
         epochs=FLAGS.epochs,
         steps_per_epoch=FLAGS.steps_per_epoch,
+        shuffle=False,  # the data set shuffles itself; Keras would warn that it cannot
         validation_data=test,
         verbose=0,
         callbacks=[meter, progress] if is_chief else [],
