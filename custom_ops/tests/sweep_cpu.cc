@@ -1,5 +1,5 @@
 // The correctness sweep on the CPU, on 1 and on 3 threads in turn. SCALECOM_ISA picks the
-// instruction set.
+// instruction set; the argument is the stride (see sweep).
 #include "tests/sweep.h"
 
 namespace {
@@ -40,10 +40,11 @@ test::Backend backend(const scalecom_executor* executor) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   printf("instruction set: %s\n", scalecom_cpu_isa());
   int32_t threads = 3;
   const scalecom_executor executor = {scalecom_threads_run, &threads};
-  test::sweep({backend(nullptr), backend(&executor)});
+  test::sweep({backend(nullptr), backend(&executor)},
+              argc > 1 ? strtoull(argv[1], nullptr, 10) : 1);
   return 0;
 }

@@ -13,30 +13,40 @@ int64_t block_piece(const scalecom_tensor&) { return kBlock; }
 // From here on the output is larger than caches keep until its reader comes.
 constexpr int64_t kStreamBytes = int64_t{4} << 20;
 
-int32_t finish_all(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
-                   const scalecom_executor* executor, FinishOptions options) {
-  options.stream =
-      total_elements(tensors, count) * type_bytes(gradient_type) >= kStreamBytes;
-  const auto finish = kernels().finish[gradient_type];
+// Calls function(tensor, begin, end) on blocks of elements, begin a multiple of kBlock.
+template <typename Function>
+void run_blocks(const scalecom_tensor* tensors, int64_t count, const scalecom_executor* executor,
+                const Function& function) {
   run_pieces(tensors, count, executor, block_piece,
              [&](const scalecom_tensor& t, int64_t first, int64_t last) {
-               finish(t, first * kBlock, minimum(last * kBlock, t.elements), options);
+               function(t, first * kBlock, minimum(last * kBlock, t.elements));
              });
-  return SCALECOM_OK;
 }
+
+FinishOptions finish_options(const scalecom_tensor* tensors, int64_t count,
+                             int32_t gradient_type, int32_t wire_type, float beta) {
+  const int64_t bytes = total(tensors, count, element_count) * type_bytes(gradient_type);
+  return {wire_type, beta, bytes >= kStreamBytes};
+}
+
+// Entries between a prefetch and the use of what it fetched. The elements lie so far apart
+// that the hardware foresees none of them.
+constexpr int64_t kAhead = 128;
 
 template <typename T>
 void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_type) {
   const T* gradient = static_cast<const T*>(t.gradient);
-  for (int64_t chunk = first; chunk < last; ++chunk) {
-    const int64_t entry = chunk * t.chunk_keep;
-    const int64_t end = entry + chunk_kept(t, chunk);
-    for (int64_t i = entry; i < end; ++i) {
-      const int64_t element = entry_element(t, chunk, i);
-      const float p = element < 0 ? bits_float(0x7fc00000u)
-                                  : t.residual[element] + to_float(gradient[element]);
-      wire_store(t.values, wire_type, i, p);
+  const auto element_of = [&](int64_t entry) { return entry_element(t, entry / t.chunk_keep, entry); };
+  for (int64_t entry = first; entry < last; ++entry) {
+    const int64_t later = element_of(minimum(entry + kAhead, last - 1));
+    if (later >= 0) {
+      __builtin_prefetch(t.residual + later, 0, 2);
+      __builtin_prefetch(gradient + later, 0, 2);
     }
+    const int64_t element = element_of(entry);
+    const float p = element < 0 ? bits_float(0x7fc00000u)
+                                : t.residual[element] + to_float(gradient[element]);
+    wire_store(t.values, wire_type, entry, p);
   }
 }
 
@@ -90,12 +100,9 @@ int32_t scalecom_gradients_check_cpu(const scalecom_tensor* tensors, int64_t cou
     return SCALECOM_INVALID_ARGUMENT;
   }
   const auto check = kernels().check[gradient_type];
-  run_pieces(tensors, count, executor, block_piece,
-             [&](const scalecom_tensor& t, int64_t first, int64_t last) {
-               if (check(t, first * kBlock, minimum(last * kBlock, t.elements))) {
-                 raise_flag(nonfinite);
-               }
-             });
+  run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
+    if (check(t, begin, end)) raise_flag(nonfinite);
+  });
   return SCALECOM_OK;
 }
 
@@ -108,7 +115,7 @@ int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, int64_t count
   }
   constexpr void (*kGather[])(const scalecom_tensor&, int64_t, int64_t, int32_t) = {
       gather<float>, gather<float16>, gather<bfloat16>, gather<double>};
-  run_pieces(tensors, count, executor, chunk_piece,
+  run_ranges(tensors, count, executor, kTaskEntries, kept_count,
              [&](const scalecom_tensor& t, int64_t first, int64_t last) {
                kGather[gradient_type](t, first, last, wire_type);
              });
@@ -123,8 +130,13 @@ int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t co
                                           gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return finish_all(tensors, count, gradient_type, executor,
-                    {wire_type, beta, /*filter=*/true, /*scatter=*/false, false});
+  const FinishOptions options =
+      finish_options(tensors, count, gradient_type, wire_type, beta);
+  const auto filter = kernels().filter[gradient_type];
+  run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
+    filter(t, begin, end, options);
+  });
+  return SCALECOM_OK;
 }
 
 int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t count,
@@ -133,8 +145,13 @@ int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t cou
   if (!tensors_valid(tensors, count, kOffsets | kReduced | kOutput, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return finish_all(tensors, count, gradient_type, executor,
-                    {wire_type, 1.0f, /*filter=*/false, /*scatter=*/true, false});
+  const FinishOptions options =
+      finish_options(tensors, count, gradient_type, wire_type, 1.0f);
+  const auto scatter = kernels().scatter[gradient_type];
+  run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
+    scatter(t, begin, end, options);
+  });
+  return SCALECOM_OK;
 }
 
 int32_t scalecom_updates_apply_cpu(const scalecom_tensor* tensors, int64_t count,
@@ -146,8 +163,15 @@ int32_t scalecom_updates_apply_cpu(const scalecom_tensor* tensors, int64_t count
                      gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return finish_all(tensors, count, gradient_type, executor,
-                    {wire_type, beta, /*filter=*/true, /*scatter=*/true, false});
+  const FinishOptions options =
+      finish_options(tensors, count, gradient_type, wire_type, beta);
+  const auto filter = kernels().filter[gradient_type];
+  const auto scatter = kernels().scatter[gradient_type];
+  run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
+    filter(t, begin, end, options);
+    scatter(t, begin, end, options);
+  });
+  return SCALECOM_OK;
 }
 
 }  // extern "C"

@@ -1,6 +1,6 @@
 // Exact selection on the CPU: the k largest |p| of each tensor, by counting.
 //
-// Three passes over the data count elements by 11, 10 and 10 bits of their key, each among
+// Three passes over the data count elements by 10, 11 and 10 bits of their key, each among
 // those that agree with what the passes before found; that gives the k-th largest key. A
 // fourth pass writes the indices above it, and the first few of those equal to it. Reading
 // four times needs 16 KiB of workspace a partition and no copy of a candidate.

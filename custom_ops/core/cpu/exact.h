@@ -19,18 +19,29 @@ inline void for_each_keys(const scalecom_tensor& t, int64_t begin, int64_t end, 
   }
 }
 
+// Most keys share a few bins, and an increment waits for the one before it to the same bin:
+// neighbours count into different copies.
 template <typename T>
-bool count_all(const scalecom_tensor& t, int64_t begin, int64_t end, int shift, uint32_t* bins) {
-  int32_t highest = 0;
+bool count_all(const scalecom_tensor& t, int64_t begin, int64_t end, uint32_t* bins) {
+  constexpr int kShift = kRadixLevels[0].shift;
+  constexpr int kBins = 1 << kRadixLevels[0].bits;
+  constexpr int kCopies = 4;
+  uint32_t copies[kCopies][kBins] = {};
+  Simd::Key highest = Simd::splat(0);
   for_each_keys<T>(t, begin, end, [&](int64_t, Simd::Key key, int64_t size) {
     int32_t keys[Simd::kLanes];
     Simd::store(keys, key);
-    for (int64_t j = 0; j < size; ++j) {
-      ++bins[keys[j] >> shift];
-      highest = keys[j] > highest ? keys[j] : highest;
+    highest = Simd::max(highest, key);
+    if (size == Simd::kLanes) {
+      for (int j = 0; j < Simd::kLanes; ++j) ++copies[j % kCopies][keys[j] >> kShift];
+    } else {
+      for (int64_t j = 0; j < size; ++j) ++copies[0][keys[j] >> kShift];
     }
   });
-  return highest >= kInfinityKey;
+  for (int bin = 0; bin < kBins; ++bin) {
+    for (int c = 0; c < kCopies; ++c) bins[bin] += copies[c][bin];
+  }
+  return Simd::reduce_max(highest) >= kInfinityKey;
 }
 
 template <typename T>
@@ -57,7 +68,7 @@ void count_prefix(const scalecom_tensor& t, int64_t begin, int64_t end, RadixLev
 template <typename T>
 bool count(const scalecom_tensor& t, int64_t begin, int64_t end, int level, int32_t prefix,
            uint32_t* bins) {
-  if (level == 0) return count_all<T>(t, begin, end, kRadixLevels[0].shift, bins);
+  if (level == 0) return count_all<T>(t, begin, end, bins);
   count_prefix<T>(t, begin, end, kRadixLevels[level], prefix, bins);
   return false;
 }

@@ -1,5 +1,7 @@
-// Filter and scatter, in one pass where both are wanted; and the finite check. Included by
-// each kernels_*.cc, in its namespace.
+// Filter, scatter and the finite check. Included by each kernels_*.cc, in its namespace.
+//
+// Filter and scatter go over memory one after the other even when both are wanted: they share
+// no line, and streamed stores between the loads and stores of the filter slow both.
 
 // The selected elements of one block of elements.
 struct BlockEntries {
@@ -25,30 +27,38 @@ struct BlockEntries {
 };
 
 template <typename T>
-void filter_block(float* residual, const T* gradient, int64_t size, const BlockEntries& selected,
-                  const void* values, const FinishOptions& options) {
-  // What the selected become must be worked out before the sweep overwrites them.
-  float kept[BlockEntries::kCapacity];
-  const float forget = 1.0f - options.beta;
-  for (int i = 0; i < selected.size; ++i) {
-    const int32_t at = selected.position[i];
-    const float sent = wire_load(values, options.wire_type, selected.entry[i]);
-    const float unsent = (residual[at] + to_float(gradient[at])) - sent;
-    kept[i] = forget * residual[at] + options.beta * unsent;
-  }
+void filter(const scalecom_tensor& t, int64_t begin, int64_t end, const FinishOptions& options) {
   const Simd::Float beta = Simd::splat(options.beta);
-  int64_t i = 0;
-  for (; i + Simd::kLanes <= size; i += Simd::kLanes) {
-    Simd::store(residual + i, Simd::add(Simd::load(residual + i),
-                                        Simd::mul(beta, Simd::load(gradient + i))));
+  const float forget = 1.0f - options.beta;
+  alignas(64) float before[kBlock];
+  BlockEntries selected;
+  for (int64_t start = begin; start < end; start += kBlock) {
+    const int64_t size = minimum(kBlock, end - start);
+    float* residual = t.residual + start;
+    const T* gradient = static_cast<const T*>(t.gradient) + start;
+    // First the sweep, in the order that memory likes, keeping what it overwrites: looking
+    // up the selected before it would stop the hardware's prefetching at each of them.
+    int64_t i = 0;
+    for (; i + Simd::kLanes <= size; i += Simd::kLanes) {
+      const Simd::Float m = Simd::load(residual + i);
+      Simd::store(before + i, m);
+      Simd::store(residual + i, Simd::add(m, Simd::mul(beta, Simd::load(gradient + i))));
+    }
+    if (i < size) {
+      const int64_t rest = size - i;
+      const Simd::Float m = Simd::load_first(residual + i, rest);
+      Simd::store_first(before + i, rest, m);
+      Simd::store_first(residual + i, rest,
+                        Simd::add(m, Simd::mul(beta, Simd::load_first(gradient + i, rest))));
+    }
+    selected.collect(t, start, start + size);
+    for (int j = 0; j < selected.size; ++j) {
+      const int32_t at = selected.position[j];
+      const float sent = wire_load(t.values, options.wire_type, selected.entry[j]);
+      const float unsent = (before[at] + to_float(gradient[at])) - sent;
+      residual[at] = forget * before[at] + options.beta * unsent;
+    }
   }
-  if (i < size) {
-    const int64_t rest = size - i;
-    Simd::store_first(residual + i, rest,
-                      Simd::add(Simd::load_first(residual + i, rest),
-                                Simd::mul(beta, Simd::load_first(gradient + i, rest))));
-  }
-  for (int j = 0; j < selected.size; ++j) residual[selected.position[j]] = kept[j];
 }
 
 // Copies past the cache where the destination is aligned.
@@ -63,8 +73,7 @@ inline void stream_copy(void* to, const void* from, size_t bytes) {
 }
 
 template <typename T>
-void finish(const scalecom_tensor& t, int64_t begin, int64_t end, const FinishOptions& options) {
-  const T* gradient = static_cast<const T*>(t.gradient);
+void scatter(const scalecom_tensor& t, int64_t begin, int64_t end, const FinishOptions& options) {
   T* output = static_cast<T*>(t.output);
   // A block of output is put together here and written once: a second write to a line that
   // was streamed would fetch it back from memory.
@@ -73,37 +82,40 @@ void finish(const scalecom_tensor& t, int64_t begin, int64_t end, const FinishOp
   for (int64_t start = begin; start < end; start += kBlock) {
     const int64_t size = minimum(kBlock, end - start);
     selected.collect(t, start, start + size);
-    if (options.filter) {
-      filter_block(t.residual + start, gradient + start, size, selected, t.values, options);
+    for (int i = 0; i < selected.size; ++i) {
+      from_float(wire_load(t.reduced, options.wire_type, selected.entry[i]),
+                 &dense[selected.position[i]]);
     }
-    if (options.scatter) {
-      for (int i = 0; i < selected.size; ++i) {
-        from_float(wire_load(t.reduced, options.wire_type, selected.entry[i]),
-                   &dense[selected.position[i]]);
-      }
-      const size_t bytes = static_cast<size_t>(size) * sizeof(T);
-      if (options.stream) {
-        stream_copy(output + start, dense, bytes);
-      } else {
-        memcpy(output + start, dense, bytes);
-      }
-      for (int i = 0; i < selected.size; ++i) dense[selected.position[i]] = T{};
+    const size_t bytes = static_cast<size_t>(size) * sizeof(T);
+    if (options.stream) {
+      stream_copy(output + start, dense, bytes);
+    } else {
+      memcpy(output + start, dense, bytes);
     }
+    for (int i = 0; i < selected.size; ++i) dense[selected.position[i]] = T{};
   }
   // Streamed stores are not ordered with what the caller does next.
-  if (options.scatter && options.stream) Simd::stream_fence();
+  if (options.stream) Simd::stream_fence();
 }
 
 template <typename T>
 bool check(const scalecom_tensor& t, int64_t begin, int64_t end) {
-  const T* gradient = static_cast<const T*>(t.gradient);
+  // Both halves at once: memory serves two streams faster than one.
+  const int64_t half = (end - begin) / (2 * Simd::kLanes) * Simd::kLanes;
+  const T* low = static_cast<const T*>(t.gradient) + begin;
+  const T* high = low + half;
+  const int64_t rest = (end - begin) - half;
   Simd::Key highest = Simd::splat(0);
-  int64_t i = begin;
-  for (; i + Simd::kLanes <= end; i += Simd::kLanes) {
-    highest = Simd::max(highest, Simd::key(Simd::load(gradient + i)));
+  int64_t i = 0;
+  for (; i < half; i += Simd::kLanes) {
+    highest = Simd::max(highest, Simd::max(Simd::key(Simd::load(low + i)),
+                                           Simd::key(Simd::load(high + i))));
   }
-  if (i < end) {
-    highest = Simd::max(highest, Simd::key(Simd::load_first(gradient + i, end - i)));
+  for (; i + Simd::kLanes <= rest; i += Simd::kLanes) {
+    highest = Simd::max(highest, Simd::key(Simd::load(high + i)));
+  }
+  if (i < rest) {
+    highest = Simd::max(highest, Simd::key(Simd::load_first(high + i, rest - i)));
   }
   return Simd::reduce_max(highest) >= kInfinityKey;
 }

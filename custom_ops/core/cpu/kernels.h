@@ -19,8 +19,6 @@ constexpr int64_t kBlock = 1024;
 struct FinishOptions {
   int32_t wire_type;
   float beta;
-  bool filter;
-  bool scatter;
   bool stream;  // write the output past the cache
 };
 
@@ -30,7 +28,7 @@ struct RadixLevel {
   int bits;
   int first;  // of its bins among all levels'
 };
-constexpr RadixLevel kRadixLevels[3] = {{20, 11, 0}, {10, 10, 2048}, {0, 10, 3072}};
+constexpr RadixLevel kRadixLevels[3] = {{21, 10, 0}, {10, 11, 1024}, {0, 10, 3072}};
 constexpr int kRadixBins = 4096;
 
 struct Kernels {
@@ -39,8 +37,9 @@ struct Kernels {
   bool (*select[4])(const scalecom_tensor&, int64_t begin, int64_t end);
   // Is a gradient not finite?
   bool (*check[4])(const scalecom_tensor&, int64_t begin, int64_t end);
-  // Filter and scatter; begin is a multiple of kBlock.
-  void (*finish[4])(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
+  // Updates of the residual and of the output; begin is a multiple of kBlock.
+  void (*filter[4])(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
+  void (*scatter[4])(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
   // Adds to bins[] the elements whose key agrees with `prefix` above the level's bits.
   bool (*count[4])(const scalecom_tensor&, int64_t begin, int64_t end, int level,
                    int32_t prefix, uint32_t* bins);

@@ -7,7 +7,8 @@ constexpr Kernels table(const char* isa) {
   return {isa,
           {select<float>, select<float16>, select<bfloat16>, select<double>},
           {check<float>, check<float16>, check<bfloat16>, check<double>},
-          {finish<float>, finish<float16>, finish<bfloat16>, finish<double>},
+          {filter<float>, filter<float16>, filter<bfloat16>, filter<double>},
+          {scatter<float>, scatter<float16>, scatter<bfloat16>, scatter<double>},
           {count<float>, count<float16>, count<bfloat16>, count<double>},
           {emit<float>, emit<float16>, emit<bfloat16>, emit<double>}};
 }

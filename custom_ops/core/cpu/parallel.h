@@ -11,8 +11,9 @@
 
 namespace scalecom {
 
-// Elements of one task: about a megabyte, enough to hide the cost of starting it.
+// One task touches about a megabyte: enough to hide the cost of starting it.
 constexpr int64_t kTaskElements = int64_t{1} << 17;
+constexpr int64_t kTaskEntries = int64_t{1} << 13;
 
 // Threads of a pool may flush subnormal numbers to zero; a result must not depend on which
 // thread computed it.
@@ -42,35 +43,46 @@ void run_tasks(const scalecom_executor* executor, int64_t tasks, const Function&
   for (int64_t i = 0; i < tasks; ++i) task(context, i);
 }
 
-inline int64_t total_elements(const scalecom_tensor* tensors, int64_t count) {
-  int64_t total = 0;
-  for (int64_t i = 0; i < count; ++i) total += tensors[i].elements;
-  return total;
+inline int64_t element_count(const scalecom_tensor& t) { return t.elements; }
+
+template <typename Size>
+int64_t total(const scalecom_tensor* tensors, int64_t count, const Size& size) {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += size(tensors[i]);
+  return sum;
 }
 
-// Runs function(tensor, first, last) over ranges of pieces, `piece(tensor)` elements each,
-// that together cover every tensor once. A task takes the pieces that begin in its share of
-// the elements of the whole list, so it may hold many small tensors or part of a large one.
+// Tensor i has size(i) items. Runs function(tensor, low, high) over ranges of items that
+// together cover every tensor once; a task takes `share` of the items of the whole list, so
+// it may hold many small tensors or part of a large one.
+template <typename Size, typename Function>
+void run_ranges(const scalecom_tensor* tensors, int64_t count, const scalecom_executor* executor,
+                int64_t share, const Size& size, const Function& function) {
+  run_tasks(executor, ceil_div(total(tensors, count, size), share), [&](int64_t index) {
+    const int64_t begin = index * share;
+    const int64_t end = begin + share;
+    int64_t start = 0;
+    for (int64_t i = 0; i < count && start < end; ++i) {
+      const int64_t items = size(tensors[i]);
+      const int64_t low = maximum(0, begin - start);
+      const int64_t high = minimum(items, end - start);
+      start += items;
+      if (low < high) function(tensors[i], low, high);
+    }
+  });
+}
+
+// The same over elements, in pieces of `piece(tensor)` that are not cut: a piece belongs to
+// the task in whose share it begins.
 template <typename Piece, typename Function>
 void run_pieces(const scalecom_tensor* tensors, int64_t count, const scalecom_executor* executor,
                 const Piece& piece, const Function& function) {
-  const int64_t tasks = ceil_div(total_elements(tensors, count), kTaskElements);
-  run_tasks(executor, tasks, [&](int64_t index) {
-    const int64_t begin = index * kTaskElements;
-    const int64_t end = begin + kTaskElements;
-    int64_t start = 0;
-    for (int64_t i = 0; i < count && start < end; ++i) {
-      const scalecom_tensor& t = tensors[i];
-      const int64_t low = maximum(0, begin - start);
-      const int64_t high = minimum(t.elements, end - start);
-      start += t.elements;
-      if (low >= high) continue;
-      const int64_t size = piece(t);
-      const int64_t first = ceil_div(low, size);
-      const int64_t last = ceil_div(high, size);
-      if (first < last) function(t, first, last);
-    }
-  });
+  run_ranges(tensors, count, executor, kTaskElements, element_count,
+             [&](const scalecom_tensor& t, int64_t low, int64_t high) {
+               const int64_t first = ceil_div(low, piece(t));
+               const int64_t last = ceil_div(high, piece(t));
+               if (first < last) function(t, first, last);
+             });
 }
 
 inline void raise_flag(uint32_t* flag) { __atomic_store_n(flag, 1u, __ATOMIC_RELAXED); }
