@@ -8,6 +8,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
+from worker_cluster import WorkerClusters
 from worker_main import split_cpu
 
 # Before any test module can make TensorFlow initialise its devices.
@@ -15,10 +16,10 @@ split_cpu(4)
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator:
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[WorkerClusters]:
     """`cluster(n)` is a `WorkerCluster` of n workers, kept for the whole session."""
-    from worker_cluster import WorkerClusters
-
     log_dir = tmp_path_factory.mktemp("workers")
     clusters = WorkerClusters(log_dir, pytestconfig.getini("filterwarnings"))
     yield clusters

@@ -117,6 +117,12 @@ def test_a_lot_of_output_is_complete(launch):
     assert launch.output.count("y") >= 3_000_000
 
 
+def test_workers_that_others_have_left_behind_are_named(launch, monkeypatch):
+    monkeypatch.setattr(launcher, "_STRAGGLER_SECONDS", 0.2)
+    assert launch("if rank == 2: time.sleep(1)", 3) == 0
+    assert launch.output.count("other workers have finished; still running: worker 2\n") == 1
+
+
 # Failures.
 
 

@@ -72,8 +72,10 @@ def test_every_worker_answers_in_order(cluster):
     assert cluster(2).run(describe, "I am", punctuation="!") == ["I am 0!", "I am 1!"]
 
 
-def test_workers_exchange(cluster):
-    assert cluster(2).run(sum_of_ranks) == [3, 3]
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_workers_exchange(cluster, num_workers):
+    expected = num_workers * (num_workers + 1) // 2
+    assert cluster(num_workers).run(sum_of_ranks) == [expected] * num_workers
 
 
 def test_one_cluster_serves_many_calls(cluster):

@@ -91,7 +91,7 @@ def test_a_file_gets_whole_lines_without_colours():
 def test_a_file_gets_a_long_unfinished_line_now_and_then():
     stream = io.StringIO()
     display = OutputDisplay(stream, 1, repeat_seconds=0.0)
-    for step in (1, 2):
+    for step in (1, 1, 2):
         display.show(0, b"\r%d/2" % step)
         display.refresh()
     assert stream.getvalue() == "[worker 0] 1/2\n[worker 0] 2/2\n"

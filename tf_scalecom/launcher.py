@@ -16,6 +16,7 @@ _POLL_SECONDS = 0.05
 _PORT_ATTEMPTS = 4
 # Only an uninterruptible system call keeps a process after SIGKILL; do not wait for it for ever.
 _UNKILLABLE_SECONDS = 10.0
+_STRAGGLER_SECONDS = 10.0
 _LINES_SHOWN_ON_FAILURE = 25
 _LOG_READ_BYTES = 1 << 20
 
@@ -87,6 +88,8 @@ class _Watch:
         self._received = received
         self._passed_on = 0
         self._grace_seconds = grace_seconds
+        self._first_finished_at: float | None = None
+        self._stragglers_named = False
         self._kill_at = float("inf")
         self._give_up_at = float("inf")
 
@@ -118,7 +121,19 @@ class _Watch:
             self._kill_at = float("inf")
             self._give_up_at = time.monotonic() + _UNKILLABLE_SECONDS
             self._cluster.send_signal(signal.SIGKILL)
+        self._name_stragglers(codes)
         return codes
+
+    def _name_stragglers(self, codes: Sequence[int | None]) -> None:
+        # Without its peers a worker can save a model, but not train: who waits should know.
+        if self._stragglers_named or 0 not in codes or None not in codes:
+            return
+        if self._first_finished_at is None:
+            self._first_finished_at = time.monotonic()
+        if time.monotonic() - self._first_finished_at >= _STRAGGLER_SECONDS:
+            running = ", ".join(str(index) for index, code in enumerate(codes) if code is None)
+            self._display.note(f"other workers have finished; still running: worker {running}")
+            self._stragglers_named = True
 
     def _pass_on_signals(self) -> None:
         while self._passed_on < len(self._received):

@@ -72,7 +72,7 @@ class OutputDisplay:
     """Prints workers' lines with a prefix, and worker 0's unfinished line live.
 
     On a terminal the live line is redrawn in place below everything else. Elsewhere (a file, a
-    pipe) only whole lines are written, and a live line that stays unfinished is repeated every
+    pipe) only whole lines are written, and the changing state of an unfinished line every
     `repeat_seconds`, so that a long epoch does not look like a hang.
     """
 
@@ -83,7 +83,8 @@ class OutputDisplay:
         width = len(str(num_workers - 1))
         self._prefixes = [f"[worker {i:{width}}] " for i in range(num_workers)]
         self._repeat_seconds = repeat_seconds
-        self._live = ""
+        self._live = ""  # what a terminal shows below the last whole line
+        self._repeated = ""
         self._last_write = time.monotonic()
 
     def show(self, index: int, data: bytes) -> None:
@@ -96,8 +97,13 @@ class OutputDisplay:
         unfinished = self._assemblers[0].unfinished
         if unfinished and self._terminal:
             self._draw_live(self._prefixes[0] + unfinished)
-        elif unfinished and time.monotonic() - self._last_write > self._repeat_seconds:
+        elif (
+            unfinished
+            and unfinished != self._repeated
+            and time.monotonic() - self._last_write > self._repeat_seconds
+        ):
             self._write_line(self._prefixes[0] + unfinished)
+            self._repeated = unfinished
         self._stream.flush()
 
     def note(self, text: str) -> None:
