@@ -12,7 +12,6 @@ import pathlib
 import convnet
 import image_data
 import keras
-import line_progress
 import step_meter
 import tensorflow as tf
 from absl import app, flags
@@ -114,15 +113,14 @@ def main(argv):
         )
 
     meter = step_meter.StepMeter(num_workers, skip_steps=FLAGS.warmup_steps + 10)
-    progress = line_progress.LineProgress(FLAGS.epochs * FLAGS.steps_per_epoch)
     history = model.fit(
         training,
         epochs=FLAGS.epochs,
         steps_per_epoch=FLAGS.steps_per_epoch,
         shuffle=False,  # the data set shuffles itself; Keras would warn that it cannot
         validation_data=test,
-        verbose=0,
-        callbacks=[meter, progress] if is_chief else [],
+        verbose=int(is_chief),  # one progress bar is enough
+        callbacks=[meter],
     )
     if is_chief and FLAGS.result:
         measured = {
