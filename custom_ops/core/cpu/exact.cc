@@ -1,9 +1,5 @@
-// Exact selection on the CPU: the k largest |p| of each tensor, by counting.
-//
-// Three passes over the data count elements by 10, 11 and 10 bits of their key, each among
-// those that agree with what the passes before found; that gives the k-th largest key. A
-// fourth pass writes the indices above it, and the first few of those equal to it. Reading
-// four times needs 16 KiB of workspace a partition and no copy of a candidate.
+// Exact selection on the CPU: the k largest |p| of each tensor, by counting (see radix.h).
+// Reading four times needs 16 KiB of workspace a partition and no copy of a candidate.
 #include "core/cpu/kernels.h"
 #include "core/cpu/parallel.h"
 #include "core/validate.h"
@@ -22,7 +18,7 @@ struct Threshold {
 // Takes the level's digit of the threshold: the bin, counted from the top, in which the
 // `remaining`-th element lies. `counters` has one set of bins for each partition.
 void descend(int level, const uint32_t* counters, int64_t partitions, Threshold* threshold) {
-  const RadixLevel radix = kRadixLevels[level];
+  const RadixLevel radix = radix_level(level);
   for (int bin = (1 << radix.bits) - 1;; --bin) {
     int64_t inside = 0;
     for (int64_t p = 0; p < partitions; ++p) inside += counters[p * kRadixBins + radix.first + bin];
@@ -38,9 +34,9 @@ void descend(int level, const uint32_t* counters, int64_t partitions, Threshold*
 void tally(const uint32_t* counters, int32_t key, int64_t* above, int64_t* equal) {
   *above = 0;
   *equal = 0;
-  for (int level = 0; level < 3; ++level) {
-    const RadixLevel radix = kRadixLevels[level];
-    const int digit = (key >> radix.shift) & ((1 << radix.bits) - 1);
+  for (int level = 0; level < kRadixLevelCount; ++level) {
+    const RadixLevel radix = radix_level(level);
+    const int digit = radix_digit(radix, key);
     const uint32_t* bins = counters + radix.first;
     for (int bin = digit + 1; bin < 1 << radix.bits; ++bin) *above += bins[bin];
     *equal = bins[digit];
@@ -68,10 +64,10 @@ bool select_exact(const scalecom_tensor& t, int32_t type, uint32_t* counters,
   uint32_t nonfinite = 0;
   Threshold threshold;
   threshold.ties = t.chunk_keep;
-  for (int level = 0; level < 3; ++level) {
+  for (int level = 0; level < kRadixLevelCount; ++level) {
     run_tasks(executor, partitions, [&](int64_t p) {
-      uint32_t* bins = counters + p * kRadixBins + kRadixLevels[level].first;
-      memset(bins, 0, sizeof *bins << kRadixLevels[level].bits);
+      uint32_t* bins = counters + p * kRadixBins + radix_level(level).first;
+      memset(bins, 0, sizeof *bins << radix_level(level).bits);
       if (k.count[type](t, p * kPartition, end_of(p), level, threshold.key, bins)) {
         raise_flag(&nonfinite);
       }

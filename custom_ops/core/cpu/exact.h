@@ -23,8 +23,8 @@ inline void for_each_keys(const scalecom_tensor& t, int64_t begin, int64_t end, 
 // neighbours count into different copies.
 template <typename T>
 bool count_all(const scalecom_tensor& t, int64_t begin, int64_t end, uint32_t* bins) {
-  constexpr int kShift = kRadixLevels[0].shift;
-  constexpr int kBins = 1 << kRadixLevels[0].bits;
+  constexpr int kShift = radix_level(0).shift;
+  constexpr int kBins = 1 << radix_level(0).bits;
   constexpr int kCopies = 4;
   uint32_t copies[kCopies][kBins] = {};
   Simd::Key highest = Simd::splat(0);
@@ -52,7 +52,6 @@ void count_prefix(const scalecom_tensor& t, int64_t begin, int64_t end, RadixLev
   const int32_t low = prefix & ~(span - 1);
   const Simd::Key below = Simd::splat(low - 1);
   const Simd::Key last = Simd::splat(low + (span - 1));
-  const int32_t mask = (1 << level.bits) - 1;
   for_each_keys<T>(t, begin, end, [&](int64_t, Simd::Key key, int64_t size) {
     uint32_t hits = Simd::bits(Simd::greater(key, below)) & ~Simd::bits(Simd::greater(key, last));
     hits &= (1u << size) - 1u;
@@ -60,7 +59,7 @@ void count_prefix(const scalecom_tensor& t, int64_t begin, int64_t end, RadixLev
     int32_t keys[Simd::kLanes];
     Simd::store(keys, key);
     for (; hits != 0; hits &= hits - 1) {
-      ++bins[(keys[__builtin_ctz(hits)] >> level.shift) & mask];
+      ++bins[radix_digit(level, keys[__builtin_ctz(hits)])];
     }
   });
 }
@@ -69,7 +68,7 @@ template <typename T>
 bool count(const scalecom_tensor& t, int64_t begin, int64_t end, int level, int32_t prefix,
            uint32_t* bins) {
   if (level == 0) return count_all<T>(t, begin, end, bins);
-  count_prefix<T>(t, begin, end, kRadixLevels[level], prefix, bins);
+  count_prefix<T>(t, begin, end, radix_level(level), prefix, bins);
   return false;
 }
 

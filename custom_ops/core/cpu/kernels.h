@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 #include "core/cpu/number.h"
-#include "core/layout.h"
+#include "core/radix.h"
 
 namespace scalecom {
 
@@ -21,15 +21,6 @@ struct FinishOptions {
   float beta;
   bool stream;  // write the output past the cache
 };
-
-// Levels of the radix of exact selection: bits [shift, shift + bits) of the key.
-struct RadixLevel {
-  int shift;
-  int bits;
-  int first;  // of its bins among all levels'
-};
-constexpr RadixLevel kRadixLevels[3] = {{21, 10, 0}, {10, 11, 1024}, {0, 10, 3072}};
-constexpr int kRadixBins = 4096;
 
 struct Kernels {
   const char* isa;

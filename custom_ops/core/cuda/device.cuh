@@ -1,0 +1,127 @@
+// What every kernel needs: numbers, keys, and loads of four elements at a time.
+#ifndef SCALECOM_CORE_CUDA_DEVICE_CUH_
+#define SCALECOM_CORE_CUDA_DEVICE_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "core/layout.h"
+
+namespace scalecom {
+
+constexpr int kThreads = 256;
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kVector = 4;  // elements of one load
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float to_float(double v) { return __double2float_rn(v); }
+
+// A finite value stays finite: it saturates.
+template <typename T>
+__device__ T from_float(float v);
+template <>
+__device__ __forceinline__ float from_float<float>(float v) {
+  return v;
+}
+template <>
+__device__ __forceinline__ double from_float<double>(float v) {
+  return v;
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float v) {
+  return __float2half_rn(isfinite(v) ? fminf(fmaxf(v, -65504.0f), 65504.0f) : v);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
+  constexpr float kMost = 3.3895313892515355e38f;
+  return __float2bfloat16_rn(isfinite(v) ? fminf(fmaxf(v, -kMost), kMost) : v);
+}
+
+__device__ __forceinline__ float wire_load(const void* array, int32_t type, int64_t i) {
+  switch (type) {
+    case SCALECOM_FLOAT16: return to_float(static_cast<const __half*>(array)[i]);
+    case SCALECOM_BFLOAT16: return to_float(static_cast<const __nv_bfloat16*>(array)[i]);
+    default: return static_cast<const float*>(array)[i];
+  }
+}
+
+__device__ __forceinline__ void wire_store(void* array, int32_t type, int64_t i, float v) {
+  switch (type) {
+    case SCALECOM_FLOAT16: static_cast<__half*>(array)[i] = from_float<__half>(v); break;
+    case SCALECOM_BFLOAT16:
+      static_cast<__nv_bfloat16*>(array)[i] = from_float<__nv_bfloat16>(v);
+      break;
+    default: static_cast<float*>(array)[i] = v;
+  }
+}
+
+__device__ __forceinline__ int32_t key_of(float p) {
+  return min(__float_as_int(p) & 0x7fffffff, kNanKey);
+}
+
+// Four elements in float32.
+struct Vector {
+  float lane[kVector];
+};
+
+// In memory, as loads and stores of up to 128 bits.
+template <typename T>
+struct alignas(sizeof(T) * kVector <= 16 ? sizeof(T) * kVector : 16) Packed {
+  T lane[kVector];
+};
+
+template <typename T>
+__device__ __forceinline__ Vector load_vector(const T* p) {
+  const Packed<T> packed = *reinterpret_cast<const Packed<T>*>(p);
+  Vector v;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) v.lane[i] = to_float(packed.lane[i]);
+  return v;
+}
+
+template <typename T>
+__device__ __forceinline__ void store_vector(T* p, const Vector& v) {
+  Packed<T> packed;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) packed.lane[i] = from_float<T>(v.lane[i]);
+  *reinterpret_cast<Packed<T>*>(p) = packed;
+}
+
+template <typename T>
+__device__ __forceinline__ bool vector_aligned(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % alignof(Packed<T>) == 0;
+}
+
+// The keys of p at elements [at, at + 4) of a tensor, -1 outside [begin, end). `at` is a
+// multiple of 4: chunks need not begin at one, vectors do.
+template <typename T>
+__device__ __forceinline__ void load_keys(const T* gradient, const float* residual, bool aligned,
+                                          int64_t elements, int64_t at, int64_t begin,
+                                          int64_t end, int32_t (&keys)[kVector]) {
+  if (aligned && at + kVector <= elements) {
+    const Vector m = load_vector(residual + at);
+    const Vector g = load_vector(gradient + at);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const bool inside = at + i >= begin && at + i < end;
+      keys[i] = inside ? key_of(__fadd_rn(m.lane[i], g.lane[i])) : -1;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    const int64_t e = at + i;
+    keys[i] = e >= begin && e < end ? key_of(__fadd_rn(residual[e], to_float(gradient[e]))) : -1;
+  }
+}
+
+__device__ __forceinline__ void raise_flag(uint32_t* nonfinite, int32_t highest) {
+  if (highest >= kInfinityKey) atomicOr(nonfinite, 1u);
+}
+
+}  // namespace scalecom
+
+#endif  // SCALECOM_CORE_CUDA_DEVICE_CUH_

@@ -1,0 +1,270 @@
+// Finite check, gather, filter and scatter on CUDA.
+#include "core/cuda/launch.cuh"
+#include "core/validate.h"
+#include "scalecom/scalecom_cuda.h"
+
+namespace scalecom {
+namespace {
+
+// Elements of one block: four vectors a thread, all loaded before the first is used.
+constexpr int kVectors = 4;
+constexpr int kTile = kThreads * kVectors * kVector;
+
+SCALECOM_HD int64_t tile_count(const scalecom_tensor& t) { return ceil_div(t.elements, kTile); }
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    check(const __grid_constant__ List list, uint32_t* nonfinite) {
+  const Unit unit = find_unit(list);
+  const scalecom_tensor& t = list.tensors[unit.tensor];
+  const T* gradient = static_cast<const T*>(t.gradient);
+  const bool aligned = vector_aligned(gradient);
+  int32_t highest = 0;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t at = unit.index * kTile + (v * kThreads + threadIdx.x) * kVector;
+    if (aligned && at + kVector <= t.elements) {
+      const Vector g = load_vector(gradient + at);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) highest = max(highest, key_of(g.lane[i]));
+    } else {
+      const int64_t end = minimum(at + kVector, t.elements);
+      for (int64_t e = at; e < end; ++e) highest = max(highest, key_of(to_float(gradient[e])));
+    }
+  }
+  raise_flag(nonfinite, highest);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    gather(const __grid_constant__ List list, int32_t wire_type) {
+  const Unit unit = find_unit(list);
+  const scalecom_tensor& t = list.tensors[unit.tensor];
+  const int64_t entry = unit.index * kThreads + threadIdx.x;
+  if (entry >= kept_count(t)) return;
+  const int64_t element = entry_element(t, entry / t.chunk_keep, entry);
+  const float p = element < 0 ? __int_as_float(0x7fc00000)
+                              : __fadd_rn(t.residual[element],
+                                          to_float(static_cast<const T*>(t.gradient)[element]));
+  wire_store(t.values, wire_type, entry, p);
+}
+
+// First entry of the chunk-less layout (offsets increase) that is at least `element`: each
+// step of a warp's search narrows the range 32 times, not twice, for one wait on memory.
+__device__ int64_t warp_lower_bound(const scalecom_tensor& t, int64_t begin, int64_t end,
+                                    int64_t offset) {
+  const int lane = threadIdx.x % kWarp;
+  while (begin < end) {
+    const int64_t step = ceil_div(end - begin, kWarp);
+    const int64_t probe = begin + lane * step;
+    const bool below =
+        probe < end && static_cast<int64_t>(offset_load(t, probe)) < offset;
+    const int passed = __popc(__ballot_sync(kAllLanes, below));
+    if (passed == 0) return begin;
+    const int64_t last_below = begin + (passed - 1) * step;
+    end = minimum(end, last_below + step);
+    begin = last_below + 1;
+  }
+  return begin;
+}
+
+struct FinishOptions {
+  int32_t wire_type;
+  float beta;
+};
+
+// Filter and scatter of one tile. Slot e of shared memory says which entry selected element
+// e of the tile, if any: every element is then read and written once, by one thread.
+template <typename T, bool kFilter, bool kScatter>
+__global__ void __launch_bounds__(kThreads)
+    finish(const __grid_constant__ List list, FinishOptions options) {
+  __shared__ alignas(16) uint16_t slots[kTile];
+  __shared__ int64_t found[2];
+  const Unit unit = find_unit(list);
+  const scalecom_tensor& t = list.tensors[unit.tensor];
+  const int64_t begin = unit.index * kTile;
+  const int64_t end = minimum(begin + kTile, t.elements);
+  const T* gradient = static_cast<const T*>(t.gradient);
+  T* output = static_cast<T*>(t.output);
+  const bool aligned = (!kFilter || (vector_aligned(gradient) && vector_aligned(t.residual))) &&
+                       (!kScatter || vector_aligned(output));
+
+  // The loads of the sweep start here and are on their way while the slots are filled.
+  Vector m[kVectors];
+  Vector g[kVectors];
+  if (kFilter) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t at = begin + (v * kThreads + threadIdx.x) * kVector;
+      if (aligned && at + kVector <= end) {
+        m[v] = load_vector(t.residual + at);
+        g[v] = load_vector(gradient + at);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          m[v].lane[i] = at + i < end ? t.residual[at + i] : 0.0f;
+          g[v].lane[i] = at + i < end ? to_float(gradient[at + i]) : 0.0f;
+        }
+      }
+    }
+  }
+
+  // Entries of the chunks that reach into the tile; of a long list of increasing offsets,
+  // those that do so themselves.
+  const int64_t first_chunk = begin / t.chunk_size;
+  const int64_t last_chunk = (end - 1) / t.chunk_size;
+  int64_t first = first_chunk * t.chunk_keep;
+  int64_t last = last_chunk * t.chunk_keep + chunk_kept(t, last_chunk);
+  if (t.chunk_keep > SCALECOM_MAX_CHUNK_KEEP) {
+    if (threadIdx.x < 2 * kWarp) {
+      // Warp 0 finds the beginning, in the first chunk; warp 1 the end, in the last.
+      const bool front = threadIdx.x < kWarp;
+      const int64_t chunk = front ? first_chunk : last_chunk;
+      const int64_t start = chunk * t.chunk_keep;
+      const int64_t bound = warp_lower_bound(t, start, start + chunk_kept(t, chunk),
+                                             (front ? begin : end) - chunk * t.chunk_size);
+      if (threadIdx.x % kWarp == 0) found[front ? 0 : 1] = bound;
+    }
+  }
+  for (int i = threadIdx.x; i < kTile * 2 / 16; i += kThreads) {
+    reinterpret_cast<int4*>(slots)[i] = make_int4(0, 0, 0, 0);
+  }
+  __syncthreads();
+  if (t.chunk_keep > SCALECOM_MAX_CHUNK_KEEP) {
+    first = found[0];
+    // Distinct offsets are no more than elements; corrupt ones must not overflow a slot.
+    last = minimum(found[1], first + 65535);
+  }
+  for (int64_t entry = first + threadIdx.x; entry < last; entry += kThreads) {
+    const int64_t element = entry_element(t, entry / t.chunk_keep, entry);
+    if (element >= begin && element < end) {
+      slots[element - begin] = static_cast<uint16_t>(entry - first + 1);
+    }
+  }
+  __syncthreads();
+
+  const float forget = __fsub_rn(1.0f, options.beta);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int local = (v * kThreads + threadIdx.x) * kVector;
+    const int64_t at = begin + local;
+    const ushort4 packed = *reinterpret_cast<const ushort4*>(slots + local);
+    const uint16_t slot[kVector] = {packed.x, packed.y, packed.z, packed.w};
+    Vector residual;
+    Vector dense;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (kFilter) {
+        residual.lane[i] = __fadd_rn(m[v].lane[i], __fmul_rn(options.beta, g[v].lane[i]));
+      }
+      dense.lane[i] = 0.0f;
+      if (slot[i] == 0) continue;
+      const int64_t entry = first + slot[i] - 1;
+      if (kFilter) {
+        const float sent = wire_load(t.values, options.wire_type, entry);
+        const float unsent = __fsub_rn(__fadd_rn(m[v].lane[i], g[v].lane[i]), sent);
+        residual.lane[i] = __fadd_rn(__fmul_rn(forget, m[v].lane[i]),
+                                     __fmul_rn(options.beta, unsent));
+      }
+      if (kScatter) dense.lane[i] = wire_load(t.reduced, options.wire_type, entry);
+    }
+    if (aligned && at + kVector <= end) {
+      if (kFilter) store_vector(t.residual + at, residual);
+      if (kScatter) store_vector(output + at, dense);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if (at + i >= end) continue;
+        if (kFilter) t.residual[at + i] = residual.lane[i];
+        if (kScatter) output[at + i] = from_float<T>(dense.lane[i]);
+      }
+    }
+  }
+}
+
+template <bool kFilter, bool kScatter>
+int32_t launch_finish(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
+                      FinishOptions options, void* stream) {
+  int32_t status = SCALECOM_OK;
+  with_type(gradient_type, [&](auto zero) {
+    status = launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
+      finish<decltype(zero), kFilter, kScatter>
+          <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(list, options);
+    });
+  });
+  return status;
+}
+
+}  // namespace
+}  // namespace scalecom
+
+using namespace scalecom;  // NOLINT: this part of the file is the outside of the namespace
+
+extern "C" {
+
+int32_t scalecom_gradients_check_cuda(const scalecom_tensor* tensors, int64_t count,
+                                      int32_t gradient_type, uint32_t* nonfinite, void* stream) {
+  if (!tensors_valid(tensors, count, kGradient, gradient_type) || !pointer_valid(nonfinite, 4)) {
+    return SCALECOM_INVALID_ARGUMENT;
+  }
+  int32_t status = SCALECOM_OK;
+  with_type(gradient_type, [&](auto zero) {
+    status = launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
+      check<decltype(zero)>
+          <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(list, nonfinite);
+    });
+  });
+  return status;
+}
+
+int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t count,
+                                    int32_t gradient_type, int32_t wire_type, void* stream) {
+  if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kValues, gradient_type,
+                     wire_type)) {
+    return SCALECOM_INVALID_ARGUMENT;
+  }
+  const auto blocks_for = [](const scalecom_tensor& t) {
+    return ceil_div(kept_count(t), kThreads);
+  };
+  int32_t status = SCALECOM_OK;
+  with_type(gradient_type, [&](auto zero) {
+    status = launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
+      gather<decltype(zero)>
+          <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(list, wire_type);
+    });
+  });
+  return status;
+}
+
+int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t count,
+                                       int32_t gradient_type, int32_t wire_type, float beta,
+                                       void* stream) {
+  if (!beta_valid(beta) || !tensors_valid(tensors, count,
+                                          kGradient | kResidual | kOffsets | kValues,
+                                          gradient_type, wire_type)) {
+    return SCALECOM_INVALID_ARGUMENT;
+  }
+  return launch_finish<true, false>(tensors, count, gradient_type, {wire_type, beta}, stream);
+}
+
+int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t count,
+                                      int32_t gradient_type, int32_t wire_type, void* stream) {
+  if (!tensors_valid(tensors, count, kOffsets | kReduced | kOutput, gradient_type, wire_type)) {
+    return SCALECOM_INVALID_ARGUMENT;
+  }
+  return launch_finish<false, true>(tensors, count, gradient_type, {wire_type, 1.0f}, stream);
+}
+
+int32_t scalecom_updates_apply_cuda(const scalecom_tensor* tensors, int64_t count,
+                                    int32_t gradient_type, int32_t wire_type, float beta,
+                                    void* stream) {
+  if (!beta_valid(beta) ||
+      !tensors_valid(tensors, count,
+                     kGradient | kResidual | kOffsets | kValues | kReduced | kOutput,
+                     gradient_type, wire_type)) {
+    return SCALECOM_INVALID_ARGUMENT;
+  }
+  return launch_finish<true, true>(tensors, count, gradient_type, {wire_type, beta}, stream);
+}
+
+}  // extern "C"

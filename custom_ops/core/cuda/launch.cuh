@@ -1,0 +1,68 @@
+// A list of tensors as the parameter of one launch.
+#ifndef SCALECOM_CORE_CUDA_LAUNCH_CUH_
+#define SCALECOM_CORE_CUDA_LAUNCH_CUH_
+
+#include <cuda_runtime.h>
+
+#include "core/cuda/device.cuh"
+
+namespace scalecom {
+
+// As many as fit the 32 KiB of kernel parameters: no table to allocate, copy or keep alive.
+constexpr int kListTensors = 256;
+
+// Block b works on unit b - first[i] of its tensor i.
+struct List {
+  int64_t first[kListTensors + 1];
+  scalecom_tensor tensors[kListTensors];
+  int32_t count;
+};
+static_assert(sizeof(List) + 64 <= 32764, "a launch takes at most 32,764 bytes");
+
+struct Unit {
+  int tensor;
+  int64_t index;
+};
+
+__device__ __forceinline__ Unit find_unit(const List& list) {
+  const int64_t unit = blockIdx.x;
+  const int tensor = static_cast<int>(unit_owner(list.first, list.count, unit));
+  return {tensor, unit - list.first[tensor]};
+}
+
+// Splits tensors into lists; calls launch(list, blocks) for each that has work. units(t) is
+// the number of blocks for a tensor.
+template <typename Units, typename Launch>
+int32_t launch_lists(const scalecom_tensor* tensors, int64_t count, const Units& units,
+                     const Launch& launch) {
+  for (int64_t start = 0; start < count; start += kListTensors) {
+    List list;
+    list.count = static_cast<int32_t>(minimum(kListTensors, count - start));
+    list.first[0] = 0;
+    for (int i = 0; i < list.count; ++i) {
+      list.tensors[i] = tensors[start + i];
+      list.first[i + 1] = list.first[i] + units(tensors[start + i]);
+    }
+    const int64_t blocks = list.first[list.count];
+    if (blocks == 0) continue;
+    if (blocks > INT32_MAX) return SCALECOM_INVALID_ARGUMENT;
+    launch(list, static_cast<unsigned>(blocks));
+    if (cudaPeekAtLastError() != cudaSuccess) return SCALECOM_DEVICE_ERROR;
+  }
+  return SCALECOM_OK;
+}
+
+// Calls function(T{}) with the element type of a gradient.
+template <typename Function>
+void with_type(int32_t type, const Function& function) {
+  switch (type) {
+    case SCALECOM_FLOAT32: function(float{}); break;
+    case SCALECOM_FLOAT16: function(__half{}); break;
+    case SCALECOM_BFLOAT16: function(__nv_bfloat16{}); break;
+    default: function(double{});
+  }
+}
+
+}  // namespace scalecom
+
+#endif  // SCALECOM_CORE_CUDA_LAUNCH_CUH_

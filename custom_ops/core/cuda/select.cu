@@ -1,0 +1,227 @@
+// Largest |p| of each chunk on CUDA, one or a few.
+#include "core/cuda/launch.cuh"
+#include "core/validate.h"
+#include "scalecom/scalecom_cuda.h"
+
+namespace scalecom {
+namespace {
+
+// One per chunk: `lanes` threads of a warp share a chunk, and each block does kRounds sets.
+constexpr int kRounds = 4;
+
+// Fewer lanes than a chunk has vectors: each then has several loads to wait for at once,
+// and the reduction is shorter.
+SCALECOM_HD int lanes_for(const scalecom_tensor& t) {
+#ifdef SCALECOM_TUNE_LANES
+  return SCALECOM_TUNE_LANES;
+#else
+  return t.chunk_size <= 32 ? 4 : t.chunk_size <= 256 ? 8 : t.chunk_size <= 1024 ? 16 : 32;
+#endif
+}
+
+SCALECOM_HD int64_t chunks_per_block(const scalecom_tensor& t) {
+  return kThreads / lanes_for(t) * kRounds;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    select_one(const __grid_constant__ List list, uint32_t* nonfinite) {
+  const Unit unit = find_unit(list);
+  const scalecom_tensor& t = list.tensors[unit.tensor];
+  const T* gradient = static_cast<const T*>(t.gradient);
+  const float* residual = t.residual;
+  const bool aligned = vector_aligned(gradient) && vector_aligned(residual);
+  const int lanes = lanes_for(t);
+  const int lane = threadIdx.x % lanes;
+  const int64_t chunks = chunk_count(t);
+  int64_t chunk = unit.index * chunks_per_block(t) + threadIdx.x / lanes;
+  int32_t highest = 0;
+  for (int round = 0; round < kRounds; ++round, chunk += kThreads / lanes) {
+    int32_t best = -1;
+    uint32_t where = 0;
+    if (chunk < chunks) {
+      const int64_t begin = chunk * t.chunk_size;
+      const int64_t end = begin + chunk_length(t, chunk);
+      // Vectors begin at multiples of four elements of the tensor, so that they are
+      // aligned; a chunk's first and last may be shared with its neighbours.
+#pragma unroll 4
+      for (int64_t at = (begin / kVector + lane) * kVector; at < end; at += lanes * kVector) {
+        int32_t keys[kVector];
+        load_keys(gradient, residual, aligned, t.elements, at, begin, end, keys);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          if (keys[i] > best) {
+            best = keys[i];
+            where = static_cast<uint32_t>(at + i - begin);
+          }
+        }
+      }
+    }
+    for (int step = lanes / 2; step > 0; step /= 2) {
+      const int32_t other = __shfl_xor_sync(kAllLanes, best, step);
+      const uint32_t there = __shfl_xor_sync(kAllLanes, where, step);
+      if (other > best || (other == best && there < where)) {
+        best = other;
+        where = there;
+      }
+    }
+    if (lane == 0 && chunk < chunks) offset_store(t, chunk, where);
+    highest = max(highest, best);
+  }
+  raise_flag(nonfinite, highest);
+}
+
+// A few per chunk: a warp per chunk, tile by tile. The tile's keys lie in shared memory as
+// 8 rows of 32 vectors; lane c knows the best of column c (vector c of every row). Each
+// round takes the best column's best, and the warp together finds that column's next.
+constexpr int kRows = 8;
+constexpr int kTileVectors = kRows * kWarp;
+constexpr int kWarps = kThreads / kWarp;
+// A row is one vector longer than it need be: a column's 32 keys then lie in 32 banks.
+constexpr int kRowKeys = (kWarp + 1) * kVector;
+
+struct Entry {
+  int32_t key;
+  uint32_t offset;
+};
+
+__device__ __forceinline__ Entry warp_best(int32_t key, uint32_t offset) {
+  const int32_t best = __reduce_max_sync(kAllLanes, key);
+  return {best, __reduce_min_sync(kAllLanes, key == best ? offset : 0xffffffffu)};
+}
+
+// Merges two lists sorted by falling key, entry r in lane r, empty ones with key -1. All of
+// `later` have higher offsets than `list`. The best 16 come back the same way.
+__device__ __forceinline__ Entry merge(Entry list, Entry later, Entry* staging) {
+  const int lane = threadIdx.x % kWarp;
+  int list_rank = lane;
+  int later_rank = lane;
+  for (int i = 0; i < SCALECOM_MAX_CHUNK_KEEP; ++i) {
+    list_rank += __shfl_sync(kAllLanes, later.key, i) > list.key;
+    later_rank += __shfl_sync(kAllLanes, list.key, i) >= later.key;
+  }
+  __syncwarp();
+  if (lane < SCALECOM_MAX_CHUNK_KEEP) {
+    if (list_rank < SCALECOM_MAX_CHUNK_KEEP) staging[list_rank] = list;
+    if (later_rank < SCALECOM_MAX_CHUNK_KEEP) staging[later_rank] = later;
+  }
+  __syncwarp();
+  return lane < SCALECOM_MAX_CHUNK_KEEP ? staging[lane] : Entry{-1, 0};
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    select_few(const __grid_constant__ List list, uint32_t* nonfinite) {
+  __shared__ alignas(16) int32_t tiles[kWarps][kRows * kRowKeys];
+  __shared__ Entry stagings[kWarps][SCALECOM_MAX_CHUNK_KEEP];
+  const Unit unit = find_unit(list);
+  const scalecom_tensor& t = list.tensors[unit.tensor];
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t chunk = unit.index * kWarps + warp;
+  if (chunk >= chunk_count(t)) return;
+  const T* gradient = static_cast<const T*>(t.gradient);
+  const float* residual = t.residual;
+  const bool aligned = vector_aligned(gradient) && vector_aligned(residual);
+  const int64_t begin = chunk * t.chunk_size;
+  const int64_t end = begin + chunk_length(t, chunk);
+  const int keep = static_cast<int>(chunk_kept(t, chunk));
+  int32_t* tile = tiles[warp];
+  Entry few = {-1, 0};  // lane r: the r-th best so far
+  int32_t highest = 0;
+
+  for (int64_t base = begin / kVector; base * kVector < end; base += kTileVectors) {
+    int32_t best = -1;
+    uint32_t where = 0;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const int64_t at = (base + row * kWarp + lane) * kVector;
+      int32_t keys[kVector] = {-1, -1, -1, -1};
+      if (at < end) load_keys(gradient, residual, aligned, t.elements, at, begin, end, keys);
+      *reinterpret_cast<int4*>(tile + row * kRowKeys + lane * kVector) =
+          make_int4(keys[0], keys[1], keys[2], keys[3]);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if (keys[i] > best) {
+          best = keys[i];
+          where = static_cast<uint32_t>(at + i - begin);
+        }
+      }
+    }
+    __syncwarp();
+    highest = max(highest, best);
+    // A full list's last key: a later offset must exceed it.
+    const int32_t floor = __shfl_sync(kAllLanes, few.key, keep - 1);
+    Entry fresh = {-1, 0};
+    for (int round = 0; round < keep; ++round) {
+      const Entry top = warp_best(best, where);
+      if (top.key <= floor) break;
+      if (lane == round) fresh = top;
+      const int owner =
+          __ffs(__ballot_sync(kAllLanes, best == top.key && where == top.offset)) - 1;
+      // This lane's share of the column: row lane / 4, element lane % 4.
+      int32_t* slot = tile + lane / kVector * kRowKeys + owner * kVector + lane % kVector;
+      const int64_t element =
+          (base + lane / kVector * kWarp + owner) * kVector + lane % kVector;
+      const uint32_t offset = static_cast<uint32_t>(element - begin);
+      int32_t key = *slot;
+      if (key >= 0 && offset == top.offset) {
+        key = -1;
+        *slot = -1;
+      }
+      __syncwarp();
+      const Entry next = warp_best(key, offset);
+      if (lane == owner) {
+        best = next.key;
+        where = next.offset;
+      }
+    }
+    few = base == begin / kVector ? fresh : merge(few, fresh, stagings[warp]);
+  }
+  if (lane < keep) offset_store(t, chunk * t.chunk_keep + lane, few.offset);
+  raise_flag(nonfinite, highest);
+}
+
+template <typename T>
+int32_t launch_select(const scalecom_tensor* tensors, int64_t count, uint32_t* nonfinite,
+                      cudaStream_t stream) {
+  // Tensors that keep one element a chunk and those that keep several have kernels of
+  // their own; each skips the other's.
+  const int32_t status = launch_lists(
+      tensors, count,
+      [](const scalecom_tensor& t) {
+        return t.chunk_keep == 1 ? ceil_div(chunk_count(t), chunks_per_block(t)) : 0;
+      },
+      [&](const List& list, unsigned blocks) {
+        select_one<T><<<blocks, kThreads, 0, stream>>>(list, nonfinite);
+      });
+  if (status != SCALECOM_OK) return status;
+  return launch_lists(
+      tensors, count,
+      [](const scalecom_tensor& t) {
+        return t.chunk_keep == 1 ? 0 : ceil_div(chunk_count(t), kWarps);
+      },
+      [&](const List& list, unsigned blocks) {
+        select_few<T><<<blocks, kThreads, 0, stream>>>(list, nonfinite);
+      });
+}
+
+}  // namespace
+}  // namespace scalecom
+
+using namespace scalecom;  // NOLINT: this part of the file is the outside of the namespace
+
+extern "C" int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                int32_t gradient_type, uint32_t* nonfinite,
+                                                void* stream) {
+  if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type) ||
+      !chunk_selection_valid(tensors, count) || !pointer_valid(nonfinite, 4)) {
+    return SCALECOM_INVALID_ARGUMENT;
+  }
+  int32_t status = SCALECOM_OK;
+  with_type(gradient_type, [&](auto zero) {
+    status = launch_select<decltype(zero)>(tensors, count, nonfinite,
+                                           static_cast<cudaStream_t>(stream));
+  });
+  return status;
+}

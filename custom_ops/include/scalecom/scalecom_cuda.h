@@ -1,0 +1,57 @@
+/* The functions of scalecom.h on CUDA devices of compute capability 8.0 and above: the same
+ * promises, the same results to the bit.
+ *
+ * The list of tensors is in host memory and is read before the function returns; the
+ * pointers in it, `nonfinite` and `workspace` are device memory. `stream` is a cudaStream_t.
+ * Work is queued on it and not waited for; errors of the work itself surface at the
+ * caller's next synchronisation. A list is one launch (one for every 256 tensors); exact
+ * selection is a fixed number of launches.
+ *
+ * Gradient, residual and output are read and written 128 bits at a time (64 for 16-bit
+ * types) where they are aligned to 16 bytes, else element by element.
+ */
+#ifndef SCALECOM_SCALECOM_CUDA_H_
+#define SCALECOM_SCALECOM_CUDA_H_
+
+#include "scalecom/scalecom.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+SCALECOM_API int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                  int32_t gradient_type, uint32_t* nonfinite,
+                                                  void* stream);
+
+SCALECOM_API int64_t scalecom_indices_workspace_cuda(const scalecom_tensor* tensors,
+                                                     int64_t count);
+SCALECOM_API int32_t scalecom_indices_select_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                  int32_t gradient_type, uint32_t* nonfinite,
+                                                  void* workspace, int64_t workspace_bytes,
+                                                  void* stream);
+
+SCALECOM_API int32_t scalecom_gradients_check_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                   int32_t gradient_type, uint32_t* nonfinite,
+                                                   void* stream);
+
+SCALECOM_API int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                 int32_t gradient_type, int32_t wire_type,
+                                                 void* stream);
+
+SCALECOM_API int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                    int32_t gradient_type, int32_t wire_type,
+                                                    float beta, void* stream);
+
+SCALECOM_API int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                   int32_t gradient_type, int32_t wire_type,
+                                                   void* stream);
+
+SCALECOM_API int32_t scalecom_updates_apply_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                 int32_t gradient_type, int32_t wire_type,
+                                                 float beta, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SCALECOM_SCALECOM_CUDA_H_ */

@@ -1,0 +1,148 @@
+// The correctness sweep on a CUDA device. The argument is the stride (see sweep).
+#include <cuda_runtime.h>
+
+#include "scalecom/scalecom_cuda.h"
+#include "tests/sweep.h"
+
+namespace {
+
+using test::Bucket;
+
+void must(cudaError_t error) {
+  test::require(error == cudaSuccess, cudaGetErrorString(error));
+}
+
+// Device memory that lasts for the program; grows to the largest request.
+struct Arena {
+  char* data = nullptr;
+  size_t size = 0;
+  char* get(size_t bytes) {
+    if (bytes > size) {
+      must(cudaFree(data));
+      must(cudaMalloc(&data, bytes));
+      size = bytes;
+    }
+    return data;
+  }
+};
+
+// A bucket on the device: every array 256-byte aligned, then as far off 16 bytes as on the
+// host.
+class DeviceBucket {
+ public:
+  DeviceBucket(Bucket& host, Arena& arena) : host_(host), tensors(host.tensors) {
+    size_t at = 0;
+    for (const test::Array& a : host.arrays) {
+      at += reinterpret_cast<uintptr_t>(a.get()) % 16;
+      places_.push_back(at);
+      at = (at + static_cast<size_t>(a.bytes()) + 511) / 256 * 256;
+    }
+    staging_.resize(at);
+    data_ = arena.get(at);
+    for (size_t i = 0; i < places_.size(); ++i) {
+      memcpy(&staging_[places_[i]], host.arrays[i].get(),
+             static_cast<size_t>(host.arrays[i].bytes()));
+    }
+    must(cudaMemcpy(data_, staging_.data(), at, cudaMemcpyHostToDevice));
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const size_t* place = &places_[6 * i];
+      tensors[i].gradient = data_ + place[0];
+      tensors[i].residual = reinterpret_cast<float*>(data_ + place[1]);
+      tensors[i].offsets = data_ + place[2];
+      tensors[i].values = data_ + place[3];
+      tensors[i].reduced = data_ + place[4];
+      tensors[i].output = data_ + place[5];
+    }
+  }
+  void download() {
+    must(cudaMemcpy(staging_.data(), data_, staging_.size(), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < places_.size(); ++i) {
+      memcpy(host_.arrays[i].get(), &staging_[places_[i]],
+             static_cast<size_t>(host_.arrays[i].bytes()));
+    }
+  }
+
+ private:
+  Bucket& host_;
+  std::vector<size_t> places_;
+  std::vector<char> staging_;
+  char* data_;
+
+ public:
+  std::vector<scalecom_tensor> tensors;
+};
+
+Arena bucket_arena;
+Arena workspace_arena;
+uint32_t* device_flag;
+
+// Runs function(device tensors) there and brings the bucket and the flag back.
+template <typename Function>
+int32_t run(Bucket& b, uint32_t* flag, const Function& function) {
+  DeviceBucket device(b, bucket_arena);
+  if (flag != nullptr) must(cudaMemcpy(device_flag, flag, 4, cudaMemcpyHostToDevice));
+  const int32_t status = function(device.tensors.data());
+  must(cudaDeviceSynchronize());
+  device.download();
+  if (flag != nullptr) must(cudaMemcpy(flag, device_flag, 4, cudaMemcpyDeviceToHost));
+  return status;
+}
+
+test::Backend backend() {
+  test::Backend b;
+  b.select = [](Bucket& k, uint32_t* flag) {
+    return run(k, flag, [&](const scalecom_tensor* t) {
+      return scalecom_offsets_select_cuda(t, k.count(), k.gradient_type, device_flag, nullptr);
+    });
+  };
+  b.select_exact = [](Bucket& k, uint32_t* flag) {
+    return run(k, flag, [&](const scalecom_tensor* t) {
+      const int64_t bytes = scalecom_indices_workspace_cuda(t, k.count());
+      void* workspace = workspace_arena.get(static_cast<size_t>(bytes));
+      must(cudaMemset(workspace, 0xa5, static_cast<size_t>(bytes)));
+      return scalecom_indices_select_cuda(t, k.count(), k.gradient_type, device_flag, workspace,
+                                          bytes, nullptr);
+    });
+  };
+  b.check = [](Bucket& k, uint32_t* flag) {
+    return run(k, flag, [&](const scalecom_tensor* t) {
+      return scalecom_gradients_check_cuda(t, k.count(), k.gradient_type, device_flag, nullptr);
+    });
+  };
+  b.gather = [](Bucket& k) {
+    return run(k, nullptr, [&](const scalecom_tensor* t) {
+      return scalecom_values_gather_cuda(t, k.count(), k.gradient_type, k.wire_type, nullptr);
+    });
+  };
+  b.filter = [](Bucket& k, float beta) {
+    return run(k, nullptr, [&](const scalecom_tensor* t) {
+      return scalecom_residuals_filter_cuda(t, k.count(), k.gradient_type, k.wire_type, beta,
+                                            nullptr);
+    });
+  };
+  b.scatter = [](Bucket& k) {
+    return run(k, nullptr, [&](const scalecom_tensor* t) {
+      return scalecom_outputs_scatter_cuda(t, k.count(), k.gradient_type, k.wire_type, nullptr);
+    });
+  };
+  b.apply = [](Bucket& k, float beta) {
+    return run(k, nullptr, [&](const scalecom_tensor* t) {
+      return scalecom_updates_apply_cuda(t, k.count(), k.gradient_type, k.wire_type, beta,
+                                         nullptr);
+    });
+  };
+  return b;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    printf("skipped: no CUDA device\n");
+    return 77;
+  }
+  must(cudaMalloc(&device_flag, 4));
+  test::sweep({backend()}, argc > 1 ? strtoull(argv[1], nullptr, 10) : 1);
+  return 0;
+}
