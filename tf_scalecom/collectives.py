@@ -12,10 +12,10 @@ order they trace, and the runtime holds one record per signature.
 
 Why successive calls may share a key: the runtime files a buffer under (key, sender, receiver,
 part). Each such entry has exactly one producer and one consumer, and a call ends on a replica
-only when all its sends were taken and all its receives have arrived. Calls on one replica are
-serialised by the launcher's ordering token, so the second call cannot meet an entry of the first.
-This holds as long as all replicas issue the same sequence of collectives; hence a collective that
-a failing step may or may not have reached must depend on that step's data (`control_input`).
+only when all its sends were taken and all its receives have arrived. A launcher makes its calls
+one after the other, so the second cannot meet an entry of the first. This holds as long as all
+replicas issue the same sequence of collectives; hence a collective that a failing step may or may
+not have reached must depend on that step's data (`control_input`).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import hashlib
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils, device_util
-from tensorflow.python.ops import collective_ops
+from tensorflow.python.ops import collective_ops, resource_variable_ops
 
 # CollectiveKeys counts the keys of variable creation upwards from 100: stay clear of them.
 _FIRST_KEY = 2**30
@@ -80,6 +80,10 @@ class InstanceKeys:
 class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
     """Launches collectives on one replica, in eager mode and in graphs, conds and loops included.
 
+    Attributes:
+        begun, ended: int64 variables, the number of the call that began and ended last. A call
+            is under way while they differ.
+
     Tensors whose shape is not known statically, and gathers, whose operands may differ in size
     between replicas, travel flat and padded to one of a fixed list of sizes, so that they too
     use a bounded number of keys.
@@ -89,6 +93,9 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         super().__init__(group_key, group_size, collective_keys, device, options)
         self._keys = InstanceKeys()
         self._host_device = device_util.get_host_for_device(device)
+        with tf.init_scope(), tf.device(self._host_device):
+            self.begun = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
+            self.ended = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
 
     def all_reduce(self, input_tensor, control_input=None, options=None, site=""):
         """Sums a dense tensor over all replicas.
@@ -111,14 +118,12 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
                 return tf.identity(tensor)
             if tensor.shape.is_fully_defined():
                 signature = ("reduce", tensor.dtype.name, *tensor.shape.as_list(), site)
-                return self._launch(
-                    collective_ops.all_reduce_v2, tensor, self._keys.first(signature), options
-                )
+                key = self._keys.first(signature)
+                return self._launch(collective_ops.all_reduce_v2, tensor, key, options)
             signature = ("reduce", tensor.dtype.name, "any", site)
             size, key = self._bucket(tf.size(tensor, out_type=tf.int64), signature)
-            reduced = self._launch(
-                collective_ops.all_reduce_v2, _pad_flat(tensor, size), key, options
-            )
+            padded = _pad_flat(tensor, size)
+            reduced = self._launch(collective_ops.all_reduce_v2, padded, key, options)
             return tf.ensure_shape(
                 tf.reshape(reduced[: tf.size(tensor)], tf.shape(tensor)), tensor.shape
             )
@@ -143,8 +148,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             source_rank: int32 scalar in [0, group size), the same on all replicas: which
                 replica is the source, in any numbering.
             shape: static shape of the tensor.
-            dtype: its dtype, one that the runtime moves: float16, bfloat16, float32, float64,
-                int32 or int64.
+            dtype: its dtype. Bools and small integers travel as int32.
             control_input: as in `all_reduce`.
             options: as in `all_reduce`.
             site: as in `all_reduce`.
@@ -154,41 +158,31 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         """
         shape = tf.TensorShape(shape).as_list()
         dtype = tf.as_dtype(dtype)
-        options = self._options.merge(options)
-        signature = ("broadcast", dtype.name, *shape, site)
-        arguments = {
-            "group_size": self._group_size,
-            "group_key": self._group_key,
-            "communication_hint": options.implementation.value,
-            "timeout": options.timeout_seconds,
-        }
+        wire_dtype = _WIRE_DTYPES.get(dtype, dtype)
+        signature = ("broadcast", wire_dtype.name, *shape, site)
 
         def value():
-            return tf.ensure_shape(tensor() if callable(tensor) else tensor, shape)
-
-        def in_turn(collective, *operands):
-            # The runtime's broadcast takes no ordering token, and automatic control dependencies
-            # neither order it nor wait for it. A write to the token on either side of it places
-            # the cond in the sequence of the other collectives.
-            with tf.device(self._device):
-                with tf.control_dependencies([self._ordering_token.assign(0.0)]):
-                    result = collective(*operands, instance_key=key, **arguments)
-                with tf.control_dependencies([result]):
-                    self._ordering_token.assign(0.0)
-                return result
+            return tf.cast(
+                tf.ensure_shape(tensor() if callable(tensor) else tensor, shape), wire_dtype
+            )
 
         def send():
-            return in_turn(collective_ops.broadcast_send_v2, value())
+            with tf.device(self._device):
+                return self._launch(collective_ops.broadcast_send_v2, value(), key, options)
 
         def receive():
-            return in_turn(collective_ops.broadcast_recv_v2, shape, dtype)
+            def receive_value(shape, **arguments):
+                return collective_ops.broadcast_recv_v2(shape, wire_dtype, **arguments)
+
+            with tf.device(self._device):
+                return self._launch(receive_value, shape, key, options)
 
         with self._placed(control_input):
             if self._group_size == 1:
-                return tf.identity(value())
+                return tf.cast(value(), dtype)
             with tf.device(self._host_device):
                 key = self._keys.first(signature, self._group_size) + tf.cast(source_rank, tf.int32)
-            return tf.ensure_shape(tf.cond(is_source, send, receive), shape)
+            return tf.cast(tf.ensure_shape(tf.cond(is_source, send, receive), shape), dtype)
 
     def all_gather(self, input_tensor, axis, options=None, site=""):
         """Concatenates the tensors of all replicas along `axis`, in the order of their ranks.
@@ -279,17 +273,26 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             bucket = tf.cast(8 * exponent + multiple, tf.int32)
             return multiple * unit, self._keys.first(signature, _NUM_BUCKETS) + bucket
 
-    def _launch(self, collective, tensor, instance_key, options):
+    def _launch(self, collective, operand, instance_key, options):
+        """Makes one call, after the one before it."""
         options = self._options.merge(options)
-        return collective(
-            tensor,
-            self._group_size,
-            self._group_key,
-            instance_key,
-            communication_hint=options.implementation.value,
-            timeout=options.timeout_seconds,
-            ordering_token=self._ordering_token.handle,
-        )
+        # Automatic control dependencies order the writes to each variable, and so the calls
+        # between them: also in and across conds, and the runtime's broadcast, which they would
+        # neither order nor wait for by itself.
+        number = tf.identity(self.begun.assign_add(1))
+        with tf.control_dependencies([number]):
+            result = collective(
+                operand,
+                group_size=self._group_size,
+                group_key=self._group_key,
+                instance_key=instance_key,
+                communication_hint=options.implementation.value,
+                timeout=options.timeout_seconds,
+            )
+        with tf.control_dependencies([result]):
+            # Not one more: an abandoned call must not make all later ones look under way.
+            self.ended.assign(number)
+        return result
 
     @contextlib.contextmanager
     def _placed(self, control_input):

@@ -1,5 +1,7 @@
 """`MultiWorkerMirroredStrategy`: TensorFlow's, on which Keras 3 trains and which can compress."""
 
+import copy
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -13,10 +15,12 @@ from tensorflow.python.distribute import (
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tf_scalecom import cluster as cluster_lib
 from tf_scalecom import keras_epochs
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
+from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
 
 _HEARTBEAT_SECONDS = 20
 
@@ -36,7 +40,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     * A loss scale is lowered, and a step skipped, on all workers if one sees a NaN.
     * No wait is without end. The workers meet before TensorFlow starts, and those that do not
       come are named (environment variables TF_SCALECOM_REPORT_MISSING_SECONDS, default 30, and
-      TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS, default 300).
+      TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS, default 300). A collective that waits 600 s for
+      another worker fails with a tf.errors.DeadlineExceededError.
 
     With `ScaleComOptimizer` gradients travel compressed; everything else that is reduced, e.g.
     metrics, is exact.
@@ -57,7 +62,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Args:
             cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`. By default the
                 cluster is read from TF_CONFIG; without one, this process trains alone.
-            communication_options: `tf.distribute.experimental.CommunicationOptions`.
+            communication_options: `tf.distribute.experimental.CommunicationOptions`. Its
+                `timeout_seconds` is the longest that a collective may wait for other workers, 600
+                by default; 0 is no limit.
 
         Raises:
             ValueError: The description of the cluster is incomplete or contradicts itself.
@@ -129,15 +136,53 @@ class _Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
     def _install_cross_device_ops(self):
         self._collective_keys = _collective_keys
+        options = copy.copy(self._communication_options)
+        limit = DEFAULT_SECONDS if options.timeout_seconds is None else options.timeout_seconds
+        # TensorFlow would start a thread for each collective, which lives that long.
+        options.timeout_seconds = None
+        self._communication_options = options
         self._cross_device_ops, self._host_cross_device_ops = (
             ScaleComAllReduce(
                 devices=stock._devices,
                 group_size=stock._group_size,
-                options=self._communication_options,
+                options=options,
                 collective_keys=self._collective_keys,
             )
             for stock in (self._cross_device_ops, self._host_cross_device_ops)
         )
+        if self._num_workers > 1 and limit > 0:
+            launchers = [
+                *self._cross_device_ops._launchers,
+                *self._host_cross_device_ops._launchers,
+            ]
+            self._watchdog = Watchdog(launchers, f"{self._task_type} {self._task_id}", limit)
+
+    def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
+        if replica_id > 0 or self._num_workers == 1:
+            return super()._get_variable_creator_initial_value(
+                replica_id, device, primary_var, **kwargs
+            )
+
+        # TensorFlow's own would send it under a key that it counts, and wait without end.
+        def initial_value():
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            if isinstance(value, CheckpointInitialValue):
+                value = value.wrapped_value
+            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            (launcher,) = self._host_cross_device_ops._launchers
+            value = launcher.broadcast(
+                value,
+                is_source=tf.constant(self._is_chief),
+                source_rank=tf.constant(0),
+                shape=value.shape,
+                dtype=value.dtype,
+                site="initial_value",
+            )
+            with tf.device(device):
+                return tf.identity(value)
+
+        return initial_value
 
     def _gather_from_workers(self, number):
         """Returns the integers that the workers pass here, in the workers' order. Eager only."""
