@@ -145,9 +145,9 @@ def table(dense: dict, compressed: dict) -> str:
             f"Both arms: {dense['recipe']}.",
             f"Compressed: {compressed['compression']}.",
             *lines,
-            f"Traffic and time: steady steps without evaluation, after {dense['skipped_steps']} "
-            "steps. The loopback counter also sees headers, Keras's own reductions and other "
-            "programs.",
+            f"Traffic and time: medians without evaluation, after the first "
+            f"{dense['ignored_steps']} steps. The loopback counter also sees headers, Keras's own "
+            "reductions and other programs.",
         ]
     )
 

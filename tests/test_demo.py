@@ -13,7 +13,7 @@ def arm(accuracy, loopback_bytes, seconds=0.02):
         "recipe": "SGD, seed 0",
         "compression": "100x, beta 0.3",
         "test_accuracy": accuracy,
-        "skipped_steps": 110,
+        "ignored_steps": 110,
         "seconds_per_step": seconds,
         "loopback_bytes": loopback_bytes,
         "bytes_dense": 6_000_000,

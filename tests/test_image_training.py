@@ -18,34 +18,39 @@ def test_the_network_is_large_enough_for_compression_to_matter():
     assert small < 1000, "what travels dense must stay under 1 % of the compressed bytes' worth"
 
 
-def test_the_meter_counts_steps_alone(tmp_path, monkeypatch):
-    """Neither the skipped steps nor the evaluation between two epochs."""
-    counter = tmp_path / "tx_bytes"
-    monkeypatch.setattr(step_meter, "LOOPBACK_SENT", counter)
-    clock = iter(np.arange(100.0))
+@pytest.fixture
+def counter(tmp_path, monkeypatch):
+    """Stands in for the loopback counter; the clock advances a second each time it is read."""
+    path = tmp_path / "tx_bytes"
+    monkeypatch.setattr(step_meter, "LOOPBACK_SENT", path)
+    clock = iter(np.arange(1000.0))
     monkeypatch.setattr(step_meter.time, "perf_counter", lambda: next(clock))
-    meter = step_meter.StepMeter(num_workers=2, skip_steps=3)
+    return path
+
+
+def test_the_meter_counts_steady_steps_alone(counter):
+    """Neither the ignored steps, nor what lies between epochs, nor another program's burst."""
+    meter = step_meter.StepMeter(num_workers=2, ignored_steps=3)
     sent = 0
-    for epoch in range(2):
+    for epoch in range(4):
         meter.on_epoch_begin(epoch)
-        for step in range(5):
-            sent += 600 if epoch or step >= 3 else 10_000
+        for step in range(30):
+            sent += 10_000 if epoch == 0 and step < 3 else 600
+            sent += 1_000_000 if epoch == 1 and step == 10 else 0
             counter.write_text(f"{sent}\n")
             meter.on_train_batch_end(step)
         sent += 50_000
-    # Steps 4 and 5 of the first epoch, 2 to 5 of the second: its first follows an evaluation.
-    assert meter.steps == 6
     assert meter.bytes_per_step_and_worker == 300
-    assert meter.seconds_per_step == 1
+    assert meter.seconds_per_step == 1 / step_meter.WINDOW
 
 
-def test_the_meter_says_nothing_rather_than_zero(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_meter, "LOOPBACK_SENT", tmp_path / "not-linux")
-    meter = step_meter.StepMeter(num_workers=2, skip_steps=0)
+def test_the_meter_says_nothing_rather_than_zero(counter):
+    meter = step_meter.StepMeter(num_workers=2, ignored_steps=0)
     assert meter.seconds_per_step is None
-    for step in range(2):
+    for step in range(step_meter.WINDOW + 1):
         meter.on_train_batch_end(step)
-    assert meter.steps == 1 and meter.bytes_per_step_and_worker is None
+    assert meter.seconds_per_step is not None
+    assert meter.bytes_per_step_and_worker is None, "this machine has no counter"
 
 
 @pytest.mark.multi_worker

@@ -1,59 +1,62 @@
 """Measures training steps from inside `fit`: their time, and the bytes they put on the loopback."""
 
 import pathlib
+import statistics
 import time
 
 import keras
 
 LOOPBACK_SENT = pathlib.Path("/sys/class/net/lo/statistics/tx_bytes")
+WINDOW = 20
 
 
 class StepMeter(keras.callbacks.Callback):
-    """Counts seconds and loopback bytes over training steps, leaving out everything between epochs.
+    """Medians of time and loopback bytes per step, over windows of 20 steps of one epoch.
 
-    One machine-wide counter sees all workers, so the bytes are divided by their number; other
-    programs that talk over loopback meanwhile are counted too. Headers, acknowledgements, Keras's
-    own reductions and the runtime's heartbeats are in it: this is traffic, not payload.
+    One machine-wide counter sees all workers, so the bytes are divided by their number. It also
+    sees what other programs send over loopback meanwhile: hence the median, which their bursts do
+    not move. Headers, acknowledgements, Keras's own reductions and the runtime's heartbeats are
+    always in it: this is traffic, not payload.
 
     Args:
         num_workers: worker processes on this machine that train together.
-        skip_steps: steps at the start of training left out: compilation and dense warm-up.
+        ignored_steps: steps at the start of training left out: compilation and dense warm-up.
     """
 
-    def __init__(self, num_workers: int, skip_steps: int):
+    def __init__(self, num_workers: int, ignored_steps: int):
         super().__init__()
         self.num_workers = num_workers
-        self.skip_steps = skip_steps
-        self.steps = 0
-        self.seconds = 0.0
-        self.loopback_bytes = 0
-        self._seen = 0
-        self._before = None
+        self.ignored_steps = ignored_steps
+        self._steps_seen = 0
+        self._window_start = None  # (steps seen, seconds, bytes) when the window was opened
+        self._window_seconds = []
+        self._window_bytes = []
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Mean time of a step, None when no step was measured."""
-        return self.seconds / self.steps if self.steps else None
+        """Median time of a step; None when no window was filled."""
+        return statistics.median(self._window_seconds) / WINDOW if self._window_seconds else None
 
     @property
     def bytes_per_step_and_worker(self) -> float | None:
-        """Mean loopback traffic a worker sent in a step; None without the counter or any step."""
-        if not self.steps or not LOOPBACK_SENT.exists():
+        """Median traffic of a worker in a step; None without a counter or a filled window."""
+        if not self._window_bytes or not LOOPBACK_SENT.exists():
             return None
-        return self.loopback_bytes / self.steps / self.num_workers
+        return statistics.median(self._window_bytes) / WINDOW / self.num_workers
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Forgets the last reading: evaluation and its traffic lie between epochs."""
-        self._before = None
+        """Drops the open window: evaluation and its traffic lie between epochs."""
+        self._window_start = None
 
     def on_train_batch_end(self, batch, logs=None):
-        """Adds what happened since the previous step of the same epoch ended."""
-        now = time.perf_counter()
+        """Closes the window when it is full, and opens the next."""
+        self._steps_seen += 1
+        if self._window_start is not None and self._steps_seen < self._window_start[0] + WINDOW:
+            return
         sent = int(LOOPBACK_SENT.read_text()) if LOOPBACK_SENT.exists() else 0
-        self._seen += 1
-        if self._before is not None:
-            self.steps += 1
-            self.seconds += now - self._before[0]
-            self.loopback_bytes += sent - self._before[1]
-        # A step counts when the reading that opens it comes after the last step left out.
-        self._before = (now, sent) if self._seen >= self.skip_steps else None
+        now = (self._steps_seen, time.perf_counter(), sent)
+        if self._window_start is not None:
+            self._window_seconds.append(now[1] - self._window_start[1])
+            self._window_bytes.append(now[2] - self._window_start[2])
+        if self._steps_seen >= self.ignored_steps:
+            self._window_start = now

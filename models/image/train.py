@@ -112,7 +112,7 @@ def main(argv):
             flush=True,
         )
 
-    meter = step_meter.StepMeter(num_workers, skip_steps=FLAGS.warmup_steps + 10)
+    meter = step_meter.StepMeter(num_workers, ignored_steps=FLAGS.warmup_steps + 10)
     history = model.fit(
         training,
         epochs=FLAGS.epochs,
@@ -131,7 +131,7 @@ def main(argv):
             "recipe": recipe(),
             "test_accuracy": history.history["val_accuracy"][-1],
             "seconds_per_step": meter.seconds_per_step,
-            "skipped_steps": meter.skip_steps,
+            "ignored_steps": meter.ignored_steps,
             "loopback_bytes": meter.bytes_per_step_and_worker,
         }
         if FLAGS.compression_ratio is not None:
