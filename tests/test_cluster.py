@@ -1,0 +1,156 @@
+"""What is wrong with a cluster's description is said at once, and who is missing in finite time."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from tf_scalecom.cluster import Cluster, find_cluster, parse_tf_config, wait_for_peers
+
+
+def config(cluster, task_type="worker", index=0):
+    return json.dumps({"cluster": cluster, "task": {"type": task_type, "index": index}})
+
+
+TWO = {"worker": ["a:1", "b:1"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{'cluster': {}}", "to be JSON"),
+        ("[1]", "object `cluster`"),
+        ('{"task": {"type": "worker", "index": 0}}', "object `cluster`"),
+        ('{"cluster": {"worker": ["a:1"]}}', "object `task`"),
+        (config({}), "at least one address"),
+        (config({"worker": []}), "at least one address"),
+        (config({"worker": "a:1"}), "a list of addresses"),
+        (config({"trainer": ["a:1"]}, "trainer"), "received a job 'trainer'"),
+        (
+            config(TWO, "chief"),
+            "the task's type among the cluster's jobs .worker., received 'chief'",
+        ),
+        (config({**TWO, "ps": ["c:1"]}, "ps"), "Parameter servers are not supported"),
+        (config({"chief": ["a:1", "b:1"]}, "chief"), "one `chief`"),
+        (config(TWO, index=2), "one of 2 tasks .* received 2"),
+        (config(TWO, index=-1), "received -1"),
+        (config(TWO, index=None), "an integer as the task's index .* received None"),
+        (config(TWO, index=True), "an integer as the task's index .* received True"),
+        (config(TWO, index=0.5), "an integer as the task's index"),
+        (config({"worker": ["a:1", "a:1"]}), "different address for each task .* 'a:1' twice"),
+        (config({"chief": ["a:1"], "worker": ["a:1"]}), "different address for each task"),
+        (config({"worker": ["a", "b:1"]}), "host:port .* received 'a'"),
+        (config({"worker": ["a:http"]}), "host:port"),
+        (config({"worker": ["a:70000"]}), "host:port"),
+        (config({"worker": [":1"]}), "host:port"),
+    ],
+)
+def test_bad_config_is_refused_with_expected_received_and_remedy(text, complaint):
+    with pytest.raises(ValueError, match=f"(?s)Expected .*{complaint}") as error:
+        parse_tf_config(text)
+    assert "received" in str(error.value)
+    assert '"index": 0}' in str(error.value), "the message shows what to write"
+
+
+@pytest.mark.parametrize("text", ["", "  ", "{}"])
+def test_no_config_means_no_cluster(text):
+    assert parse_tf_config(text) is None
+
+
+def test_good_config():
+    cluster = parse_tf_config(config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index="1"))
+    assert cluster.address == "c:1"
+    assert cluster.peers == {"chief 0": "a:1", "worker 0": "b:1"}
+
+
+def test_an_evaluator_waits_for_nobody():
+    cluster = parse_tf_config(config({**TWO, "evaluator": ["c:1"]}, "evaluator"))
+    assert cluster.peers == {}
+    wait_for_peers(cluster)
+
+
+def test_the_strategy_reads_the_configuration_before_it_starts_anything(monkeypatch):
+    import tf_scalecom
+
+    monkeypatch.setenv("TF_CONFIG", config(TWO, index=7))
+    with pytest.raises(ValueError, match="one of 2 tasks"):
+        tf_scalecom.MultiWorkerMirroredStrategy()
+
+
+def test_a_resolver_is_read_and_checked():
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": ["a:1", "b:1"]}), task_type="worker", task_id=1
+    )
+    assert find_cluster(resolver) == Cluster({"worker": ("a:1", "b:1")}, "worker", 1)
+    resolver.task_id = 2
+    with pytest.raises(ValueError, match="SimpleClusterResolver"):
+        find_cluster(resolver)
+    with pytest.raises(ValueError, match=r"to be a tf.distribute.cluster_resolver.ClusterResolver"):
+        find_cluster("worker")
+
+
+def local_cluster(num_workers):
+    sockets = [socket.socket() for _ in range(num_workers)]
+    for taken in sockets:
+        taken.bind(("127.0.0.1", 0))
+    addresses = tuple(f"127.0.0.1:{taken.getsockname()[1]}" for taken in sockets)
+    for taken in sockets:
+        taken.close()
+    return [Cluster({"worker": addresses}, "worker", i) for i in range(num_workers)]
+
+
+def test_workers_that_come_one_after_the_other_meet():
+    outcomes = {}
+
+    def meet(cluster, delay):
+        time.sleep(delay)
+        # What TensorFlow does next: listen at the same address, until the end.
+        wait_for_peers(cluster, limit_seconds=20)
+        with socket.create_server(("", int(cluster.address.rpartition(":")[2]))):
+            outcomes[cluster.task_id] = "met"
+            while len(outcomes) < 3:
+                time.sleep(0.01)
+
+    threads = [
+        threading.Thread(target=meet, args=(cluster, 0.7 * cluster.task_id))
+        for cluster in local_cluster(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(25)
+    assert outcomes == {0: "met", 1: "met", 2: "met"}
+
+
+def test_missing_workers_are_named_then_given_up(capfd):
+    first, second, third = local_cluster(3)
+    port = int(second.address.rpartition(":")[2])
+    start = time.monotonic()
+    with socket.create_server(("", port)), pytest.raises(TimeoutError) as error:
+        wait_for_peers(first, report_seconds=0.5, limit_seconds=1.5)
+    assert time.monotonic() - start < 10
+    said = capfd.readouterr().err
+    assert f"waited 1 s for worker 2 ({third.address})" in said and said.count("worker 2") == 1
+    assert f"worker 2 ({third.address})" in str(error.value)
+    assert "worker 1" not in str(error.value), "worker 1 has answered"
+
+
+def test_a_taken_port_is_named():
+    first, _ = local_cluster(2)
+    port = int(first.address.rpartition(":")[2])
+    with (
+        socket.create_server(("", port)),
+        pytest.raises(RuntimeError, match=f"Expected port {port} of worker 0 .* to be free"),
+    ):
+        wait_for_peers(first)
+
+
+def test_limits_from_the_environment_are_checked(monkeypatch):
+    monkeypatch.setenv("TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS", "soon")
+    with pytest.raises(
+        ValueError, match=r"TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS .* received 'soon'"
+    ):
+        wait_for_peers(local_cluster(2)[0])
