@@ -16,7 +16,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORKERS = 2
 COMPRESSION = ["--compression_ratio=100"]
-QUICK = ["--epochs=2", "--steps_per_epoch=250", "--warmup_steps=25"]
+QUICK = ["--epochs=2", "--steps_per_epoch=150", "--warmup_steps=25"]
 
 # The claims of the README.
 LEAST_RATIO = 60.0
