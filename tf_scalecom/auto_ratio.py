@@ -46,19 +46,17 @@ def auto_ratios(variables: Sequence[keras.Variable], paths: Sequence[str]) -> li
 
 
 def _owners(variables) -> dict[int, keras.layers.Layer]:
-    """Maps id(variable) to the layer that created it.
+    """Maps id(variable) to the layer that applies it to a sample.
 
     An optimizer is handed variables, and neither they nor the call lead back to their layers; the
     live objects of the process do. Done once, at build.
     """
-    wanted = {id(v) for v in variables}
-    owners = {}
-    for candidate in gc.get_objects():
-        if isinstance(candidate, keras.layers.Layer):
-            for variable in candidate._trainable_variables:
-                if id(variable) in wanted:
-                    owners[id(variable)] = candidate
-    return owners
+    layers = [o for o in gc.get_objects() if isinstance(o, keras.layers.Layer)]
+    owners = {id(v): layer for layer in layers for v in layer._trainable_variables}
+    for layer in layers:
+        if isinstance(layer, keras.layers.RNN):  # A cell sees one position, its layer them all.
+            owners.update((id(v), layer) for v in layer.trainable_variables)
+    return {id(v): owners[id(v)] for v in variables if id(v) in owners}
 
 
 def _is_convolution(layer) -> bool:
