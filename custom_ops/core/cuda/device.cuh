@@ -5,6 +5,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "core/layout.h"
 
 namespace scalecom {
@@ -67,15 +69,25 @@ struct Vector {
   float lane[kVector];
 };
 
-// In memory, as loads and stores of up to 128 bits.
+// In memory: one or two words of up to 128 bits.
 template <typename T>
-struct alignas(sizeof(T) * kVector <= 16 ? sizeof(T) * kVector : 16) Packed {
-  T lane[kVector];
+struct Packed {
+  using Word = typename std::conditional<sizeof(T) == 2, uint2, uint4>::type;
+  static constexpr int kWords = sizeof(T) * kVector / sizeof(Word);
+  union {
+    Word word[kWords];
+    T lane[kVector];
+  };
+  __device__ Packed() {}
 };
 
 template <typename T>
 __device__ __forceinline__ Vector load_vector(const T* p) {
-  const Packed<T> packed = *reinterpret_cast<const Packed<T>*>(p);
+  Packed<T> packed;
+#pragma unroll
+  for (int i = 0; i < Packed<T>::kWords; ++i) {
+    packed.word[i] = reinterpret_cast<const typename Packed<T>::Word*>(p)[i];
+  }
   Vector v;
 #pragma unroll
   for (int i = 0; i < kVector; ++i) v.lane[i] = to_float(packed.lane[i]);
@@ -87,12 +99,16 @@ __device__ __forceinline__ void store_vector(T* p, const Vector& v) {
   Packed<T> packed;
 #pragma unroll
   for (int i = 0; i < kVector; ++i) packed.lane[i] = from_float<T>(v.lane[i]);
-  *reinterpret_cast<Packed<T>*>(p) = packed;
+  // An intrinsic: the compiler takes a plain store of four members apart.
+#pragma unroll
+  for (int i = 0; i < Packed<T>::kWords; ++i) {
+    __stwb(reinterpret_cast<typename Packed<T>::Word*>(p) + i, packed.word[i]);
+  }
 }
 
 template <typename T>
 __device__ __forceinline__ bool vector_aligned(const T* p) {
-  return reinterpret_cast<uintptr_t>(p) % alignof(Packed<T>) == 0;
+  return reinterpret_cast<uintptr_t>(p) % sizeof(typename Packed<T>::Word) == 0;
 }
 
 // The keys of p at elements [at, at + 4) of a tensor, -1 outside [begin, end). `at` is a

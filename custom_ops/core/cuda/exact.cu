@@ -59,7 +59,7 @@ struct Tensor {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    count_bins(const __grid_constant__ List list, Workspace work, int level,
+    count_bins(const List __grid_constant__ list, Workspace work, int level,
                uint32_t* nonfinite) {
   __shared__ uint32_t bins[1 << 11];
   const RadixLevel radix = radix_level(level);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One warp a tensor: the bin, counted from the top, in which the last kept element lies.
-__global__ void descend(const __grid_constant__ List list, Workspace work, int level) {
+__global__ void descend(const List __grid_constant__ list, Workspace work, int level) {
   const scalecom_tensor& t = list.tensors[blockIdx.x];
   if (t.elements == 0) return;
   State& state = work.states[blockIdx.x];
@@ -121,7 +121,7 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    tally(const __grid_constant__ List list, Workspace work) {
+    tally(const List __grid_constant__ list, Workspace work) {
   __shared__ Tally sums;
   if (threadIdx.x == 0) sums = {0, 0};
   __syncthreads();
@@ -184,7 +184,7 @@ __device__ __forceinline__ Tally block_scan(Tally mine, Tally* all) {
 
 // One block a tensor: each tile's tally becomes the sum of those before it.
 __global__ void __launch_bounds__(kThreads)
-    scan(const __grid_constant__ List list, Workspace work) {
+    scan(const List __grid_constant__ list, Workspace work) {
   const int64_t end = list.first[blockIdx.x + 1];
   Tally total = {0, 0};
   for (int64_t start = list.first[blockIdx.x]; start < end; start += kThreads) {
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    emit(const __grid_constant__ List list, Workspace work) {
+    emit(const List __grid_constant__ list, Workspace work) {
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const Tensor<T> tensor(t);
@@ -245,22 +245,22 @@ int64_t workspace_bytes_needed(const scalecom_tensor* tensors, int64_t count) {
 
 template <typename T>
 int32_t launch_exact(const scalecom_tensor* tensors, int64_t count, uint32_t* nonfinite,
-                     void* workspace, cudaStream_t stream) {
+                     void* workspace, void* stream) {
   Workspace work = {static_cast<State*>(workspace),
                     reinterpret_cast<Tally*>(static_cast<State*>(workspace) + count)};
-  if (cudaMemsetAsync(workspace, 0, static_cast<size_t>(count) * sizeof(State), stream) !=
-      cudaSuccess) {
+  if (cudaMemsetAsync(workspace, 0, static_cast<size_t>(count) * sizeof(State),
+                      static_cast<cudaStream_t>(stream)) != cudaSuccess) {
     return SCALECOM_DEVICE_ERROR;
   }
   return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
     const unsigned tensors_here = static_cast<unsigned>(list.count);
     for (int level = 0; level < kRadixLevelCount; ++level) {
-      count_bins<T><<<blocks, kThreads, 0, stream>>>(list, work, level, nonfinite);
-      descend<<<tensors_here, kWarp, 0, stream>>>(list, work, level);
+      start_kernel(count_bins<T>, blocks, kThreads, stream, list, work, level, nonfinite);
+      start_kernel(descend, tensors_here, kWarp, stream, list, work, level);
     }
-    tally<T><<<blocks, kThreads, 0, stream>>>(list, work);
-    scan<<<tensors_here, kThreads, 0, stream>>>(list, work);
-    emit<T><<<blocks, kThreads, 0, stream>>>(list, work);
+    start_kernel(tally<T>, blocks, kThreads, stream, list, work);
+    start_kernel(scan, tensors_here, kThreads, stream, list, work);
+    start_kernel(emit<T>, blocks, kThreads, stream, list, work);
     work.states += list.count;
     work.tallies += blocks;
   });
@@ -294,8 +294,7 @@ int32_t scalecom_indices_select_cuda(const scalecom_tensor* tensors, int64_t cou
   }
   int32_t status = SCALECOM_OK;
   with_type(gradient_type, [&](auto zero) {
-    status = launch_exact<decltype(zero)>(tensors, count, nonfinite, workspace,
-                                          static_cast<cudaStream_t>(stream));
+    status = launch_exact<decltype(zero)>(tensors, count, nonfinite, workspace, stream);
   });
   return status;
 }

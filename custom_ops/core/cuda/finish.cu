@@ -14,7 +14,7 @@ SCALECOM_HD int64_t tile_count(const scalecom_tensor& t) { return ceil_div(t.ele
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    check(const __grid_constant__ List list, uint32_t* nonfinite) {
+    check(const List __grid_constant__ list, uint32_t* nonfinite) {
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const T* gradient = static_cast<const T*>(t.gradient);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    gather(const __grid_constant__ List list, int32_t wire_type) {
+    gather(const List __grid_constant__ list, int32_t wire_type) {
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const int64_t entry = unit.index * kThreads + threadIdx.x;
@@ -77,8 +77,8 @@ struct FinishOptions {
 // e of the tile, if any: every element is then read and written once, by one thread.
 template <typename T, bool kFilter, bool kScatter>
 __global__ void __launch_bounds__(kThreads)
-    finish(const __grid_constant__ List list, FinishOptions options) {
-  __shared__ alignas(16) uint16_t slots[kTile];
+    finish(const List __grid_constant__ list, FinishOptions options) {
+  alignas(16) __shared__ uint16_t slots[kTile];
   __shared__ int64_t found[2];
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
@@ -188,8 +188,8 @@ int32_t launch_finish(const scalecom_tensor* tensors, int64_t count, int32_t gra
   int32_t status = SCALECOM_OK;
   with_type(gradient_type, [&](auto zero) {
     status = launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
-      finish<decltype(zero), kFilter, kScatter>
-          <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(list, options);
+      start_kernel(finish<decltype(zero), kFilter, kScatter>, blocks, kThreads, stream, list,
+                   options);
     });
   });
   return status;
@@ -210,8 +210,7 @@ int32_t scalecom_gradients_check_cuda(const scalecom_tensor* tensors, int64_t co
   int32_t status = SCALECOM_OK;
   with_type(gradient_type, [&](auto zero) {
     status = launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
-      check<decltype(zero)>
-          <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(list, nonfinite);
+      start_kernel(check<decltype(zero)>, blocks, kThreads, stream, list, nonfinite);
     });
   });
   return status;
@@ -229,8 +228,7 @@ int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t coun
   int32_t status = SCALECOM_OK;
   with_type(gradient_type, [&](auto zero) {
     status = launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
-      gather<decltype(zero)>
-          <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(list, wire_type);
+      start_kernel(gather<decltype(zero)>, blocks, kThreads, stream, list, wire_type);
     });
   });
   return status;

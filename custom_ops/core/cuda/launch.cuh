@@ -19,6 +19,16 @@ struct List {
 };
 static_assert(sizeof(List) + 64 <= 32764, "a launch takes at most 32,764 bytes");
 
+// kernel<<<blocks, threads, 0, stream>>>(arguments...). Without nvcc there is no such syntax:
+// tests/cuda_on_cpu provides a start_kernel that runs the kernel's threads on the CPU.
+#if defined(__CUDACC__)
+template <typename... Parameters, typename... Arguments>
+void start_kernel(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, void* stream,
+                  const Arguments&... arguments) {
+  kernel<<<blocks, threads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
+}
+#endif
+
 struct Unit {
   int tensor;
   int64_t index;

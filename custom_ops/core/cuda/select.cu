@@ -25,7 +25,7 @@ SCALECOM_HD int64_t chunks_per_block(const scalecom_tensor& t) {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    select_one(const __grid_constant__ List list, uint32_t* nonfinite) {
+    select_one(const List __grid_constant__ list, uint32_t* nonfinite) {
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const T* gradient = static_cast<const T*>(t.gradient);
@@ -111,8 +111,8 @@ __device__ __forceinline__ Entry merge(Entry list, Entry later, Entry* staging) 
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    select_few(const __grid_constant__ List list, uint32_t* nonfinite) {
-  __shared__ alignas(16) int32_t tiles[kWarps][kRows * kRowKeys];
+    select_few(const List __grid_constant__ list, uint32_t* nonfinite) {
+  alignas(16) __shared__ int32_t tiles[kWarps][kRows * kRowKeys];
   __shared__ Entry stagings[kWarps][SCALECOM_MAX_CHUNK_KEEP];
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 int32_t launch_select(const scalecom_tensor* tensors, int64_t count, uint32_t* nonfinite,
-                      cudaStream_t stream) {
+                      void* stream) {
   // Tensors that keep one element a chunk and those that keep several have kernels of
   // their own; each skips the other's.
   const int32_t status = launch_lists(
@@ -193,7 +193,7 @@ int32_t launch_select(const scalecom_tensor* tensors, int64_t count, uint32_t* n
         return t.chunk_keep == 1 ? ceil_div(chunk_count(t), chunks_per_block(t)) : 0;
       },
       [&](const List& list, unsigned blocks) {
-        select_one<T><<<blocks, kThreads, 0, stream>>>(list, nonfinite);
+        start_kernel(select_one<T>, blocks, kThreads, stream, list, nonfinite);
       });
   if (status != SCALECOM_OK) return status;
   return launch_lists(
@@ -202,7 +202,7 @@ int32_t launch_select(const scalecom_tensor* tensors, int64_t count, uint32_t* n
         return t.chunk_keep == 1 ? 0 : ceil_div(chunk_count(t), kWarps);
       },
       [&](const List& list, unsigned blocks) {
-        select_few<T><<<blocks, kThreads, 0, stream>>>(list, nonfinite);
+        start_kernel(select_few<T>, blocks, kThreads, stream, list, nonfinite);
       });
 }
 
@@ -220,8 +220,7 @@ extern "C" int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors, 
   }
   int32_t status = SCALECOM_OK;
   with_type(gradient_type, [&](auto zero) {
-    status = launch_select<decltype(zero)>(tensors, count, nonfinite,
-                                           static_cast<cudaStream_t>(stream));
+    status = launch_select<decltype(zero)>(tensors, count, nonfinite, stream);
   });
   return status;
 }
