@@ -3,9 +3,11 @@
 //   bench_cpu [elements] [rounds] [threads...]
 //
 // Every function must move so many bytes an element; its GB/s is that over its time. A round
-// times a copy and then every function, all with the same number of threads, and % of copy
-// compares within the round, so that other load on the machine weighs on both. Copy is the
-// faster of memcpy and a streaming copy, counting bytes read and bytes written.
+// goes through the list: a copy and then every function, all with the same number of
+// threads, over arrays far larger than the caches. The arrays are taken in five slices, each
+// timed on its own: a best time is the sum of each slice's best round, which other programs
+// on the machine disturb less than the best of whole passes. Copy is the faster of memcpy
+// and a streaming copy, counting bytes read and bytes written.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,11 +27,28 @@
 
 namespace {
 
+constexpr int kSlices = 5;
+
 struct Work {
   std::string name;
-  double bytes;  // that must move
-  std::function<void()> run;
-  std::vector<double> seconds;
+  double bytes;  // that must move, in all slices
+  std::function<void(int slice)> run;
+  std::vector<double> seconds[kSlices];
+
+  double best() const {
+    double sum = 0;
+    for (const auto& slice : seconds) sum += *std::min_element(slice.begin(), slice.end());
+    return sum;
+  }
+  double median() const {
+    std::vector<double> rounds(seconds[0].size());
+    for (const auto& slice : seconds) {
+      for (size_t i = 0; i < slice.size(); ++i) rounds[i] += slice[i];
+    }
+    std::nth_element(rounds.begin(), rounds.begin() + static_cast<int64_t>(rounds.size() / 2),
+                     rounds.end());
+    return rounds[rounds.size() / 2];
+  }
 };
 
 // Page-aligned and touched, as a framework's buffers are by their second step.
@@ -69,11 +88,6 @@ void must(int32_t status) {
   exit(1);
 }
 
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<int64_t>(v.size()) / 2, v.end());
-  return v[v.size() / 2];
-}
-
 void bench(int64_t n, int rounds, int32_t threads) {
   const scalecom_executor pool = {scalecom_threads_run, &threads};
   float* gradient = allocate<float>(n);
@@ -88,132 +102,148 @@ void bench(int64_t n, int rounds, int32_t threads) {
     half[i] = static_cast<uint16_t>(rng() & 0x3fff);  // bfloat16 below 2
   }
 
-  const auto tensor = [&](int64_t chunk_size, int64_t keep, int64_t offset_bytes) {
-    scalecom_tensor t = {};
-    t.elements = n;
-    t.chunk_size = chunk_size;
-    t.chunk_keep = keep;
-    t.tail_keep = 1;
-    t.offset_bytes = offset_bytes;
-    t.gradient = gradient;
-    t.residual = residual;
-    t.output = output;
-    const int64_t kept = scalecom_tensor_kept(&t);
-    t.offsets = allocate<char>(kept * offset_bytes);
-    t.values = allocate<float>(kept);
-    t.reduced = allocate<float>(kept);
-    return t;
+  // A tensor for each slice.
+  const int64_t m = n / kSlices;
+  std::vector<void*> owned;
+  const auto tensors = [&](int64_t chunk_size, int64_t keep, int64_t offset_bytes) {
+    std::vector<scalecom_tensor> list;
+    for (int64_t start = 0; start < m * kSlices; start += m) {
+      scalecom_tensor t = {};
+      t.elements = m;
+      t.chunk_size = chunk_size;
+      t.chunk_keep = keep;
+      t.tail_keep = 1;
+      t.offset_bytes = offset_bytes;
+      t.gradient = gradient + start;
+      t.residual = residual + start;
+      t.output = output + start;
+      const int64_t kept = scalecom_tensor_kept(&t);
+      t.offsets = allocate<char>(kept * offset_bytes);
+      t.values = allocate<float>(kept);
+      t.reduced = allocate<float>(kept);
+      owned.insert(owned.end(), {t.offsets, t.values, const_cast<void*>(t.reduced)});
+      list.push_back(t);
+    }
+    return list;
   };
-  scalecom_tensor one = tensor(100, 1, 1);
-  scalecom_tensor ten = tensor(1000, 10, 2);
-  scalecom_tensor top = tensor(n, n / 100, 4);
-  scalecom_tensor narrow = one;
-  narrow.gradient = half;
-  const int64_t workspace_bytes = scalecom_indices_workspace_cpu(&top, 1);
+  const std::vector<scalecom_tensor> one = tensors(100, 1, 1);
+  const std::vector<scalecom_tensor> ten = tensors(1000, 10, 2);
+  const std::vector<scalecom_tensor> top = tensors(m, m / 100, 4);
+  std::vector<scalecom_tensor> narrow = one;
+  for (int i = 0; i < kSlices; ++i) narrow[static_cast<size_t>(i)].gradient = half + i * m;
+  const int64_t workspace_bytes = scalecom_indices_workspace_cpu(top.data(), kSlices);
   void* workspace = allocate<char>(workspace_bytes);
 
   uint32_t flag = 0;
-  const double e = static_cast<double>(n);
-  const int64_t piece = 1 << 20;
-  const auto copy = [&](void (*function)(char*, const char*, int64_t)) {
-    parallel(&pool, (n * 4 + piece - 1) / piece, [&](int64_t i) {
-      function(reinterpret_cast<char*>(output) + i * piece,
-               reinterpret_cast<const char*>(gradient) + i * piece,
-               std::min(piece, n * 4 - i * piece) & ~int64_t{15});
+  const auto at = [](int i) { return static_cast<size_t>(i); };
+  const double e = static_cast<double>(m * kSlices);
+  const int64_t piece = 1 << 19;
+  const auto copy = [&](int slice, void (*function)(char*, const char*, int64_t)) {
+    const int64_t bytes = m * 4;
+    parallel(&pool, (bytes + piece - 1) / piece, [&](int64_t i) {
+      function(reinterpret_cast<char*>(output + slice * m) + i * piece,
+               reinterpret_cast<const char*>(gradient + slice * m) + i * piece,
+               std::min(piece, bytes - i * piece) & ~int64_t{15});
     });
   };
   std::vector<Work> list = {
       {"copy (memcpy)", 8 * e,
-       [&] {
-         copy([](char* to, const char* from, int64_t bytes) {
+       [&](int i) {
+         copy(i, [](char* to, const char* from, int64_t bytes) {
            memcpy(to, from, static_cast<size_t>(bytes));
          });
        },
        {}},
-      {"copy (streaming)", 8 * e, [&] { copy(stream_copy); }, {}},
+      {"copy (streaming)", 8 * e, [&](int i) { copy(i, stream_copy); }, {}},
+      // What a pass that only reads can reach: one core waits for more of memory's latency
+      // than a copy, half of whose traffic is stores.
+      {"read alone", 4 * e,
+       [&](int i) {
+         const int64_t bytes = m * 4;
+         parallel(&pool, (bytes + piece - 1) / piece, [&](int64_t p) {
+           const int64_t end = std::min(bytes, (p + 1) * piece) / 4;
+           uint32_t all = 0;
+           for (int64_t j = p * piece / 4; j < end; ++j) {
+             all |= reinterpret_cast<const uint32_t*>(gradient + i * m)[j];
+           }
+           if (all == 0) abort();  // keeps the loop
+         });
+       },
+       {}},
       {"select, 1 of 100", 8 * e,
-       [&] { must(scalecom_offsets_select_cpu(&one, 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
+       [&](int i) { must(scalecom_offsets_select_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
       {"select, 10 of 1000", 8 * e,
-       [&] { must(scalecom_offsets_select_cpu(&ten, 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
+       [&](int i) { must(scalecom_offsets_select_cpu(&ten[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
       {"select, 1 of 100, bfloat16", 6 * e,
-       [&] { must(scalecom_offsets_select_cpu(&narrow, 1, SCALECOM_BFLOAT16, &flag, &pool)); },
+       [&](int i) { must(scalecom_offsets_select_cpu(&narrow[at(i)], 1, SCALECOM_BFLOAT16, &flag, &pool)); },
        {}},
       {"select, exact 1 %", 8 * e,
-       [&] {
-         must(scalecom_indices_select_cpu(&top, 1, SCALECOM_FLOAT32, &flag, workspace,
+       [&](int i) {
+         must(scalecom_indices_select_cpu(&top[at(i)], 1, SCALECOM_FLOAT32, &flag, workspace,
                                           workspace_bytes, &pool));
        },
        {}},
       {"finite check", 4 * e,
-       [&] { must(scalecom_gradients_check_cpu(&one, 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
+       [&](int i) { must(scalecom_gradients_check_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
       {"gather", 0,
-       [&] { must(scalecom_values_gather_cpu(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, &pool)); },
+       [&](int i) { must(scalecom_values_gather_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, &pool)); },
        {}},
       {"filter", 12 * e,
-       [&] {
-         must(scalecom_residuals_filter_cpu(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f,
+       [&](int i) {
+         must(scalecom_residuals_filter_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f,
                                             &pool));
        },
        {}},
       {"scatter", 4 * e,
-       [&] {
-         must(scalecom_outputs_scatter_cpu(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, &pool));
+       [&](int i) {
+         must(scalecom_outputs_scatter_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, &pool));
        },
        {}},
       {"apply (filter + scatter)", 16 * e,
-       [&] {
-         must(scalecom_updates_apply_cpu(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f, &pool));
+       [&](int i) {
+         must(scalecom_updates_apply_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f, &pool));
        },
        {}},
       {"apply, 10 of 1000", 16 * e,
-       [&] {
-         must(scalecom_updates_apply_cpu(&ten, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f, &pool));
+       [&](int i) {
+         must(scalecom_updates_apply_cpu(&ten[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f, &pool));
        },
        {}},
       {"apply, exact 1 %", 16 * e,
-       [&] {
-         must(scalecom_updates_apply_cpu(&top, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f, &pool));
+       [&](int i) {
+         must(scalecom_updates_apply_cpu(&top[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f, &pool));
        },
        {}},
   };
   for (int round = -1; round < rounds; ++round) {
     for (Work& w : list) {
-      const auto start = std::chrono::steady_clock::now();
-      w.run();
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      if (round >= 0) w.seconds.push_back(took.count());  // the first round warms up
+      for (int slice = 0; slice < kSlices; ++slice) {
+        const auto start = std::chrono::steady_clock::now();
+        w.run(slice);
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+        if (round >= 0) w.seconds[slice].push_back(took.count());  // the first round warms up
+      }
     }
   }
 
   printf("\n%lld elements, %d thread%s, %s, %d rounds\n\n", static_cast<long long>(n), threads,
          threads == 1 ? "" : "s", scalecom_cpu_isa(), rounds);
-  printf("| function | MB to move | best ms | median ms | best GB/s | %% of copy |\n");
+  printf("| function | MB to move | best ms | median ms | GB/s | %% of copy |\n");
   printf("|---|---|---|---|---|---|\n");
+  const double copied = list[0].bytes / std::min(list[0].best(), list[1].best());
   for (const Work& w : list) {
-    std::vector<double> share;
-    for (size_t i = 0; i < w.seconds.size(); ++i) {
-      const double fastest = std::min(list[0].seconds[i], list[1].seconds[i]);
-      share.push_back(100 * (w.bytes / w.seconds[i]) / (list[0].bytes / fastest));
-    }
-    const double best = *std::min_element(w.seconds.begin(), w.seconds.end());
-    printf("| %s | %.0f | %.2f | %.2f | ", w.name.c_str(), w.bytes / 1e6, best * 1e3,
-           median(w.seconds) * 1e3);
+    printf("| %s | %.0f | %.2f | %.2f | ", w.name.c_str(), w.bytes / 1e6, w.best() * 1e3,
+           w.median() * 1e3);
     if (w.bytes > 0) {
-      printf("%.1f | %.0f |\n", w.bytes / best / 1e9, median(share));
+      const double rate = w.bytes / w.best();
+      printf("%.1f | %.0f |\n", rate / 1e9, 100 * rate / copied);
     } else {
       printf("- | - |\n");
     }
   }
   if (flag != 0) exit(1);
-  for (void* p : {static_cast<void*>(gradient), static_cast<void*>(residual),
-                  static_cast<void*>(output), static_cast<void*>(half), workspace}) {
-    free(p);
-  }
-  for (scalecom_tensor* t : {&one, &ten, &top}) {
-    free(t->offsets);
-    free(t->values);
-    free(const_cast<void*>(t->reduced));
-  }
+  owned.insert(owned.end(), {gradient, residual, output, half, workspace});
+  for (void* p : owned) free(p);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ if [[ $part != cpu ]]; then
     "$BUILD"/large_cuda
     "$BUILD"/bench_cuda
     if python3 -c 'import torch' 2>/dev/null; then
-      python3 bench/compare_torch.py "$BUILD"/libscalecom_cuda.so
+      python3 bench/compare.py "$BUILD"/libscalecom_cuda.so torch-gpu --elements 100000000
     fi
   fi
 fi

@@ -72,28 +72,52 @@ inline void stream_copy(void* to, const void* from, size_t bytes) {
   memcpy(out + i, in + i, bytes - i);
 }
 
+// A block of output, put together in the L1 cache and written once: a second write to a line
+// that was streamed would fetch it back from memory.
+template <typename T>
+class OutputBlock {
+ public:
+  void fill(const scalecom_tensor& t, int64_t begin, int64_t end, int32_t wire_type) {
+    for (int i = 0; i < selected_.size; ++i) dense_[selected_.position[i]] = T{};
+    selected_.collect(t, begin, end);
+    for (int i = 0; i < selected_.size; ++i) {
+      from_float(wire_load(t.reduced, wire_type, selected_.entry[i]),
+                 &dense_[selected_.position[i]]);
+    }
+    begin_ = begin;
+    size_ = end - begin;
+  }
+
+  void write(T* output, bool stream) const {
+    const size_t bytes = static_cast<size_t>(size_) * sizeof(T);
+    if (stream) {
+      stream_copy(output + begin_, dense_, bytes);
+    } else {
+      memcpy(output + begin_, dense_, bytes);
+    }
+  }
+
+ private:
+  alignas(64) T dense_[kBlock] = {};
+  BlockEntries selected_;
+  int64_t begin_ = 0;
+  int64_t size_ = 0;
+};
+
 template <typename T>
 void scatter(const scalecom_tensor& t, int64_t begin, int64_t end, const FinishOptions& options) {
   T* output = static_cast<T*>(t.output);
-  // A block of output is put together here and written once: a second write to a line that
-  // was streamed would fetch it back from memory.
-  alignas(64) T dense[kBlock] = {};
-  BlockEntries selected;
-  for (int64_t start = begin; start < end; start += kBlock) {
-    const int64_t size = minimum(kBlock, end - start);
-    selected.collect(t, start, start + size);
-    for (int i = 0; i < selected.size; ++i) {
-      from_float(wire_load(t.reduced, options.wire_type, selected.entry[i]),
-                 &dense[selected.position[i]]);
-    }
-    const size_t bytes = static_cast<size_t>(size) * sizeof(T);
-    if (options.stream) {
-      stream_copy(output + start, dense, bytes);
-    } else {
-      memcpy(output + start, dense, bytes);
-    }
-    for (int i = 0; i < selected.size; ++i) dense[selected.position[i]] = T{};
+  // The next block is filled before this one is written: stores leave the processor in
+  // order, and its few would wait behind a block of streamed ones, and their loads for them.
+  OutputBlock<T> blocks[2];
+  int current = 0;
+  blocks[current].fill(t, begin, minimum(begin + kBlock, end), options.wire_type);
+  for (int64_t next = begin + kBlock; next < end; next += kBlock) {
+    blocks[1 - current].fill(t, next, minimum(next + kBlock, end), options.wire_type);
+    blocks[current].write(output, options.stream);
+    current = 1 - current;
   }
+  blocks[current].write(output, options.stream);
   // Streamed stores are not ordered with what the caller does next.
   if (options.stream) Simd::stream_fence();
 }
