@@ -52,7 +52,7 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
         self,
         gradients: Sequence[Sequence[tf.Tensor]],
         layout: Layout,
-        state: Sequence[Sequence[tf.Tensor]],
+        state: Sequence[Sequence[tf.Variable]],
         step: tf.Tensor,
     ) -> algorithm.Exchanged:
         """Sums gradients over all replicas, those that `layout` says as CLT-k.
@@ -62,12 +62,13 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
         Args:
           gradients: [replica of this process][variable], each in the variable's shape and dtype.
           layout: the plan for these variables, the same on all workers.
-          state: [replica of this process][compressed variable], residuals, float32 [elements].
+          state: [replica of this process][compressed variable], the residuals: float32 variables
+            in the variables' shapes. Updated in place.
           step: integer scalar, the same on all workers; the leader is step mod replicas.
 
         Returns:
-          An `algorithm.Exchanged`: summed gradients, next residuals, and whether all was finite.
-          Nothing is assigned: whoever owns the residuals keeps the old ones if not.
+          An `algorithm.Exchanged`: summed gradients, and whether all were finite. If not, the
+          residuals are as before.
         """
         if tf.executing_eagerly() and len(self._launchers) > 1:
             # One thread runs eager operations one by one, and would wait in the first replica's

@@ -59,6 +59,11 @@ class TensorLayout:
         return self.compression_ratio == 1
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the whole tensor is one chunk, of which the largest are kept."""
+        return not self.is_dense and self.chunk_size == self.elements
+
+    @property
     def kept(self) -> int:
         if self.is_dense:
             return self.elements
@@ -95,6 +100,28 @@ class Layout:
     def dense(self) -> tuple[int, ...]:
         """Positions in `tensors` of those that travel dense."""
         return tuple(i for i, t in enumerate(self.tensors) if t.is_dense)
+
+    @property
+    def kept(self) -> int:
+        """Values that the compressed tensors send."""
+        return sum(self.tensors[i].kept for i in self.compressed)
+
+    @functools.cached_property
+    def offset_groups(self) -> dict[int, tuple[int, ...]]:
+        """Bytes per offset -> places in `compressed` of the tensors with such offsets."""
+        widths = [self.tensors[i].offset_bytes for i in self.compressed]
+        return {
+            width: tuple(place for place, w in enumerate(widths) if w == width)
+            for width in sorted(set(widths))
+        }
+
+    @property
+    def offset_words(self) -> int:
+        """32-bit words that the offsets take: each group of equal width fills whole words."""
+        return sum(
+            -(-width * sum(self.tensors[self.compressed[i]].kept for i in places) // 4)
+            for width, places in self.offset_groups.items()
+        )
 
     def subset(self, positions: Sequence[int]) -> "Layout":
         """The plan for some of the variables: those that have a gradient in this step."""

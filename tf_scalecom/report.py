@@ -90,7 +90,8 @@ def compression_report(layout: Layout, num_replicas: int, broadcasts: bool) -> C
     overhead = 0.0
     if layout.compressed:
         finite_flag = WIRE_BYTES[layout.value_dtype] * ring
-        overhead = finite_flag + _padding_bytes(layout) * offsets
+        unpadded = sum(t.kept * t.offset_bytes for t in layout.tensors)
+        overhead = finite_flag + (4 * layout.offset_words - unpadded) * offsets
     return CompressionReport(
         rows=rows,
         num_replicas=num_replicas,
@@ -110,15 +111,6 @@ def _row(tensor: TensorLayout, value_dtype: str, ring: float, offsets: float) ->
     return CompressionRow(
         tensor.path, tensor.shape, tensor.elements, tensor.kept, _ratio(dense, sent), dense, sent
     )
-
-
-def _padding_bytes(layout: Layout) -> int:
-    """Offsets of each width are padded to whole 32-bit words."""
-    padding = 0
-    for width in (1, 2):
-        kept = sum(t.kept for t in layout.tensors if t.offset_bytes == width)
-        padding += -kept * width % 4
-    return padding
 
 
 def _ratio(dense: float, sent: float) -> float:

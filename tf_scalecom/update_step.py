@@ -41,9 +41,8 @@ class UpdateStep:
     """The update of some variables by one optimizer.
 
     1. Accumulate and clip the gradients of each replica, as the inner optimizer would.
-    2. Exchange them: the only communication of an update.
-    3. If all were finite, keep the next residuals and let the inner optimizer update.
-       Otherwise count a skipped step.
+    2. Exchange them, which updates the residuals: the only communication of an update.
+    3. If all were finite, let the inner optimizer update; otherwise count a skipped step.
     """
 
     def __init__(self, inner: keras.optimizers.Optimizer, variables: Sequence[keras.Variable],
@@ -98,9 +97,6 @@ class UpdateStep:
         )
 
         def apply():
-            for variables, values in zip(residuals, exchanged.residuals, strict=True):
-                for variable, value in zip(variables, values, strict=True):
-                    variable.assign(tf.reshape(value, variable.shape))
             reduced = [per_replica(g, mirrored=True) for g in _transposed(exchanged.gradients)]
             with _gradients_already_reduced(self._inner):
                 strategy.extended.call_for_each_replica(self._inner_update, args=(reduced,))
@@ -119,7 +115,6 @@ class UpdateStep:
 
     def _exchange(self, strategy, gradients, residuals, replica_ids) -> algorithm.Exchanged:
         step = tf.convert_to_tensor(self._inner.iterations)
-        state = [[tf.reshape(m, [-1]) for m in ms] for ms in residuals]
         num_replicas = strategy.num_replicas_in_sync
         ops = scalecom_ops(strategy)
         _log_route(num_replicas, ops is not None)
@@ -128,10 +123,10 @@ class UpdateStep:
             if num_replicas == 1:
                 layout, communicator = layout.without_compression(), ListCommunicator(1)
             elif ops is not None:
-                return ops.exchange(gradients, layout, state, step)
+                return ops.exchange(gradients, layout, residuals, step)
             else:
                 communicator = StrategyCommunicator(strategy, replica_ids)
-            return algorithm.exchange(gradients, state, layout, step, communicator)
+            return algorithm.exchange(gradients, residuals, layout, step, communicator)
 
         if num_replicas == 1 or not self._state.warmup_steps or not self._layout.compressed:
             return exchange(self._layout)

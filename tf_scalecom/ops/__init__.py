@@ -1,0 +1,78 @@
+"""The kernels of one replica's step, behind one interface, and the choice between them.
+
+The environment variable TF_SCALECOM_BACKEND says which: "native", the compiled op library; "xla",
+plain TensorFlow operations; or "auto", the default: native where it can be loaded and serves the
+device and the layout.
+"""
+
+import functools
+import os
+from types import ModuleType
+
+import tensorflow as tf
+from absl import logging
+
+from tf_scalecom.layout import Layout
+from tf_scalecom.ops import native, xla
+from tf_scalecom.ops.xla import all_finite
+
+__all__ = ["all_finite", "backend", "kernels_for"]
+
+BACKEND_VARIABLE = "TF_SCALECOM_BACKEND"
+
+
+def kernels_for(layout: Layout) -> ModuleType:
+    """The kernels for a layout: `select`, `all_finite`, `gather` and `update`; see `xla`."""
+    kernels, _ = backend()
+    if kernels is native and not native.supports(layout):
+        _log_once(
+            f"tf_scalecom: chunk_keep above {native.MAX_CHUNK_KEEP} runs on plain TensorFlow "
+            "kernels."
+        )
+        return xla
+    return kernels
+
+
+@functools.cache
+def backend() -> tuple[ModuleType, str]:
+    """The kernels in use and, in words, why. Decided once per process.
+
+    Raises:
+      ValueError: TF_SCALECOM_BACKEND is none of its values.
+      RuntimeError: it asks for native kernels, and there are none.
+    """
+    wanted = os.environ.get(BACKEND_VARIABLE) or "auto"
+    if wanted not in ("native", "xla", "auto"):
+        raise ValueError(
+            f"Expected {BACKEND_VARIABLE} to be native, xla or auto; received {wanted!r}. "
+            "Unset it for auto."
+        )
+    kernels, reason = _choose(wanted)
+    logging.info("tf_scalecom: %s kernels: %s.", kernels.name, reason)
+    return kernels, reason
+
+
+def _choose(wanted):
+    if wanted == "xla":
+        return xla, f"{BACKEND_VARIABLE}=xla"
+    if wanted == "auto" and tf.config.list_logical_devices("TPU"):
+        return xla, "a TPU runs plain TensorFlow operations only"
+    if wanted == "auto" and tf.config.list_logical_devices("GPU"):
+        return xla, "the op library has kernels for the CPU only"
+    try:
+        native.library()
+    except (OSError, tf.errors.OpError) as error:
+        reason = f"the op library cannot be loaded ({error})"
+        if wanted == "native":
+            raise RuntimeError(
+                f"Expected native kernels, as {BACKEND_VARIABLE}=native asks; received: {reason}. "
+                "Reinstall the package where there is a C++ compiler, or unset the variable."
+            ) from error
+        logging.warning("tf_scalecom: plain TensorFlow kernels: %s.", reason)
+        return xla, reason
+    return native, "the op library is loaded"
+
+
+@functools.cache
+def _log_once(message):
+    logging.info(message)

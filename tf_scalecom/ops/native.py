@@ -1,0 +1,81 @@
+"""The kernels of CLT-k in the compiled op library; same functions as `xla`, same results.
+
+`update` works in place on the residual's buffer, so a step must not read the variable by any other
+operation: that would share the buffer, and force a copy.
+"""
+
+import functools
+import pathlib
+
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
+
+from tf_scalecom.layout import Layout
+
+name = "native"
+
+LIBRARY = pathlib.Path(__file__).with_name("libscalecom_ops.so")
+# Largest `chunk_keep` of the chunk-wise kernels.
+MAX_CHUNK_KEEP = 16
+
+
+@functools.cache
+def library():
+    """The loaded operations.
+
+    Raises:
+      OSError, tf.errors.OpError: the library is missing, or was built for another TensorFlow.
+    """
+    if not LIBRARY.exists():
+        raise OSError(f"{LIBRARY.name} was not built with the package")
+    loaded = tf.load_op_library(str(LIBRARY))
+    for operation in ("ScalecomSelect", "ScalecomGather"):
+        # Reading a residual needs no place in the sequence of its writes other than after them.
+        auto_control_deps_utils.register_read_only_resource_op(operation)
+    return loaded
+
+
+def supports(layout: Layout) -> bool:
+    """Whether the kernels cover every compressed tensor of a layout."""
+    tensors = (layout.tensors[i] for i in layout.compressed)
+    return all(t.is_exact or t.chunk_keep <= MAX_CHUNK_KEEP for t in tensors)
+
+
+def select(gradients, residuals, layout):
+    """As `xla.select`."""
+    return library().scalecom_select(gradients, _handles(residuals), **_attributes(layout))
+
+
+def all_finite(gradients):
+    """As `xla.all_finite`, for dense tensors of float types."""
+    return library().scalecom_all_finite(gradients)
+
+
+def gather(gradients, residuals, words, layout):
+    """As `xla.gather`."""
+    return library().scalecom_gather(
+        gradients, _handles(residuals), words, wire=layout.value_dtype, **_attributes(layout)
+    )
+
+
+def update(gradients, residuals, words, values, reduced, finite, layout):
+    """As `xla.update`."""
+    return library().scalecom_update(
+        gradients, _handles(residuals), words, values, reduced, finite, beta=layout.beta,
+        **_attributes(layout),
+    )
+
+
+def _handles(residuals):
+    return [residual.handle for residual in residuals]
+
+
+def _attributes(layout):
+    tensors = [layout.tensors[i] for i in layout.compressed]
+    return {
+        "chunk_size": [t.chunk_size for t in tensors],
+        "chunk_keep": [t.chunk_keep for t in tensors],
+        # Ignored where the chunks divide the tensor, but checked.
+        "tail_keep": [t.tail_keep or 1 for t in tensors],
+        "offset_bytes": [t.offset_bytes for t in tensors],
+    }
