@@ -276,10 +276,11 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
     def _launch(self, collective, operand, instance_key, options):
         """Makes one call, after the one before it."""
         options = self._options.merge(options)
-        # Automatic control dependencies order the writes to each variable, and so the calls
-        # between them: also in and across conds, and the runtime's broadcast, which they would
-        # neither order nor wait for by itself.
-        number = tf.identity(self.begun.assign_add(1))
+        # Automatic control dependencies order reads and writes of a variable, also in and across
+        # conds: reading `ended` waits for the call before. They would neither order the runtime's
+        # broadcast nor wait for it by themselves.
+        with tf.control_dependencies([self.ended.read_value()]):
+            number = tf.identity(self.begun.assign_add(1))
         with tf.control_dependencies([number]):
             result = collective(
                 operand,
