@@ -234,6 +234,44 @@ def test_a_collective_without_data_does_not_leave_workers_out_of_step(cluster):
     assert cluster(2).run(sum_to_the_end_of_data, timeout=90) == [30 * (9 + 13)] * 2
 
 
+def normalise_uneven_data(strategy, synchronized):
+    index = strategy.extended._id_in_cluster
+    x, y = data(seed=index, samples=[12, 22][index])
+    own = strategy.distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    )
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.BatchNormalization(synchronized=synchronized, momentum=0.0),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    losses = model.fit(own, epochs=2, verbose=0).history["loss"]
+    return losses, [v.numpy() for v in model.variables[:4]]
+
+
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_an_empty_batch_does_not_harm_batch_normalisation(cluster, synchronized):
+    results = cluster(2).run(normalise_uneven_data, synchronized, timeout=90)
+    (losses, (gamma, beta, mean, variance)), (_, others) = results
+    assert np.isfinite(losses).all() and losses == results[1][0]
+    np.testing.assert_array_equal(gamma, others[0])
+    np.testing.assert_array_equal(beta, others[1])
+    # With momentum 0 the moving mean is that of the last batch that has rows, on this worker or,
+    # synchronised, anywhere.
+    last_on_first, last_on_second = data(0, 12)[0][-4:], data(1, 22)[0][-2:]
+    expected = last_on_second if synchronized else last_on_first
+    np.testing.assert_allclose(mean, expected.mean(axis=0), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(variance, expected.var(axis=0), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(others[2], last_on_second.mean(axis=0), rtol=1e-3, atol=1e-5)
+
+
 def train_on_strings(strategy):
     words = np.array(["a", "bb", "ccc", "dd", "e"] * 3)[: 15 - strategy.extended._id_in_cluster]
     own = strategy.distribute_datasets_from_function(

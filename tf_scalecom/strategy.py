@@ -18,7 +18,7 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tf_scalecom import cluster as cluster_lib
-from tf_scalecom import keras_epochs
+from tf_scalecom import empty_batches, keras_epochs
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
 
@@ -114,6 +114,9 @@ class _Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     # for tasks outside it, would wait without end for its first answer.
     _enable_check_health = False
 
+    # While a step is being traced or run: which of this process's replicas have an empty batch.
+    _empty = None
+
     def _initialize_local(self, cluster_resolver, devices=None):
         super()._initialize_local(cluster_resolver, devices)
         self._install_cross_device_ops()
@@ -201,11 +204,62 @@ class _Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             for tensor in tf.nest.flatten((args, kwargs), expand_composites=True)
             if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
         ]
-        with tf.control_dependencies(batch):
-            result = super()._call_for_each_replica(fn, args, kwargs)
+        outermost = self._empty is None
+        if outermost and self._num_replicas_in_sync > 1:
+            self._empty = empty_batches.find_empty((args, kwargs), len(self.worker_devices))
+        try:
+            with tf.control_dependencies(batch):
+                result = super()._call_for_each_replica(fn, args, kwargs)
+        finally:
+            if outermost:
+                self._empty = None
         if _is_finite_check(fn):
             result = self._all_true(result)
         return result
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        # Where `ReplicaContext.all_reduce` leads, and with it the gradients of Keras's optimizers.
+        if self._empty is not None and reduce_op == tf.distribute.ReduceOp.SUM:
+            value_destination_pairs = [
+                (self._without_empty(value), destination)
+                for value, destination in value_destination_pairs
+            ]
+        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+
+    def _without_empty(self, value):
+        local = self._container_strategy().experimental_local_results(value)
+        kept = self.leave_out_empty([[v] for v in local])
+        return distribute_utils.regroup([v for (v,) in kept])
+
+    def _create_variable(self, next_creator, **kwargs):
+        variable = super()._create_variable(next_creator, **kwargs)
+        return empty_batches.keep_finite(variable) if self._num_replicas_in_sync > 1 else variable
+
+    def _is_empty_here(self):
+        """Whether the current replica has an empty batch; None if it cannot, or in no replica."""
+        replica_context = tf.distribute.get_replica_context()
+        if self._empty is None or replica_context is None:
+            return None
+        replica = tf.get_static_value(replica_context.replica_id_in_sync_group)
+        return self._empty[self._get_local_replica_id(replica)]
+
+    def leave_out_empty(self, per_replica):
+        """Sets what is not finite to zero in the gradients of replicas with an empty batch.
+
+        For reductions that a merge_call in the step makes, past `ReplicaContext.all_reduce`.
+
+        Args:
+            per_replica: [replica of this process][...] tensors or `tf.IndexedSlices`.
+
+        Returns:
+            The same structure.
+        """
+        if self._empty is None:
+            return per_replica
+        return [
+            [empty_batches.leave_out(value, empty) for value in replica_values]
+            for replica_values, empty in zip(per_replica, self._empty, strict=True)
+        ]
 
     def _refuse_xla(self):
         compiled = control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
