@@ -34,8 +34,9 @@ _KEY_SPACE = 2**30
 _EXPONENT_THRESHOLDS = [2**power for power in range(4, 62)]
 _NUM_BUCKETS = 512
 
-# What the runtime can move. Other types travel as one of these.
+# What the runtime's gather and broadcast cannot move, and travels as something else.
 _WIRE_DTYPES = {
+    tf.bfloat16: tf.float32,
     tf.bool: tf.int32,
     tf.int8: tf.int32,
     tf.uint8: tf.int32,
@@ -119,11 +120,11 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             if tensor.shape.is_fully_defined():
                 signature = ("reduce", tensor.dtype.name, *tensor.shape.as_list(), site)
                 key = self._keys.first(signature)
-                return self._launch(collective_ops.all_reduce_v2, tensor, key, options)
+                return self._launch(self._all_reduce_v2, tensor, key, options)
             signature = ("reduce", tensor.dtype.name, "any", site)
             size, key = self._bucket(tf.size(tensor, out_type=tf.int64), signature)
             padded = _pad_flat(tensor, size)
-            reduced = self._launch(collective_ops.all_reduce_v2, padded, key, options)
+            reduced = self._launch(self._all_reduce_v2, padded, key, options)
             return tf.ensure_shape(
                 tf.reshape(reduced[: tf.size(tensor)], tf.shape(tensor)), tensor.shape
             )
@@ -148,7 +149,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             source_rank: int32 scalar in [0, group size), the same on all replicas: which
                 replica is the source, in any numbering.
             shape: static shape of the tensor.
-            dtype: its dtype. Bools and small integers travel as int32.
+            dtype: its dtype. Bools and small integers travel as int32, bfloat16 as float32.
             control_input: as in `all_reduce`.
             options: as in `all_reduce`.
             site: as in `all_reduce`.
@@ -238,7 +239,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             return tf.identity(input_tensor)
         signature = ("gather", input_tensor.dtype.name, *input_tensor.shape.as_list(), site)
         return self._launch(
-            collective_ops.all_gather_v2, input_tensor, self._keys.first(signature), options
+            self._all_gather_v2, input_tensor, self._keys.first(signature), options
         )
 
     def _gather_rows(self, rows, counts, row_shape, options, site):
@@ -251,7 +252,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         signature = ("gather", wire_dtype.name, "any", site)
         size, key = self._bucket(tf.reduce_max(counts) * row_size, signature)
         gathered = self._launch(
-            collective_ops.all_gather_v2, _pad_flat(tf.cast(rows, wire_dtype), size), key, options
+            self._all_gather_v2, _pad_flat(tf.cast(rows, wire_dtype), size), key, options
         )
         parts = [
             gathered[rank * size : rank * size + counts[rank] * row_size]
@@ -272,6 +273,20 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             multiple = tf.maximum((num_elements + unit - 1) // unit, 1)
             bucket = tf.cast(8 * exponent + multiple, tf.int32)
             return multiple * unit, self._keys.first(signature, _NUM_BUCKETS) + bucket
+
+    # The token is what tells automatic control dependencies that these calls concern this replica
+    # alone. Without it they would have the call on one device of this process wait for the end of
+    # the same call on another.
+
+    def _all_reduce_v2(self, operand, **arguments):
+        return collective_ops.all_reduce_v2(
+            operand, ordering_token=self._ordering_token.handle, **arguments
+        )
+
+    def _all_gather_v2(self, operand, **arguments):
+        return collective_ops.all_gather_v2(
+            operand, ordering_token=self._ordering_token.handle, **arguments
+        )
 
     def _launch(self, collective, operand, instance_key, options):
         """Makes one call, after the one before it."""
