@@ -2,7 +2,7 @@
 # make test          the test suite; ARGS="-k name" is passed to pytest
 # make lint          ruff
 # make clean         removes build and run products; keeps .venv and the data sets
-# All of them set up .venv first, once per change of the requirements.
+# All of them set up .venv first, once per change of the requirements or of the native kernels.
 
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
@@ -10,6 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 VENV := .venv
 INSTALLED := $(VENV)/installed
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+NATIVE := setup.py $(shell find custom_ops -name '*.cc' -o -name '*.h' -o -name '*.bzl')
 DEMO_FLAGS := $(if $(QUICK),--quick)
 
 .PHONY: demo test lint clean
@@ -24,14 +25,14 @@ lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 
 # A .venv made by hand is adopted; one whose interpreter no longer runs is made anew.
-$(INSTALLED): requirements.txt pyproject.toml
+$(INSTALLED): requirements.txt pyproject.toml $(NATIVE)
 	@test -n "$(PYTHON)" || { echo "Expected Python 3.11 to 3.13 on the path; received none." \
 		"Install one, or name it: make PYTHON=path/to/python3"; exit 1; }
 	$(VENV)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) -r requirements.txt
-	$(PIP) --no-deps --editable .
+	$(PIP) --no-deps --no-build-isolation --editable . # compiled for the TensorFlow just installed
 	@touch $@
 
 clean:
-	rm -rf build dist runs *.egg-info .pytest_cache .ruff_cache
+	rm -rf build custom_ops/build dist runs *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
