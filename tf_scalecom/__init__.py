@@ -1,5 +1,6 @@
 """ScaleCom sparse gradient reduction for TensorFlow and Keras 3."""
 
+from tf_scalecom import ops
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.optimizer import ScaleComOptimizer
 from tf_scalecom.report import CompressionReport, CompressionRow
@@ -11,4 +12,5 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "ScaleComAllReduce",
     "ScaleComOptimizer",
+    "ops",
 ]
