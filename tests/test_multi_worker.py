@@ -207,6 +207,39 @@ def test_nan_on_one_worker_skips_the_step_everywhere(cluster, policy, steps_per_
     assert results[0][0]["shared"] == results[1][0]["shared"]
 
 
+def fit_normalised(strategy):
+    """Worker 1 has no data for most of the epoch, and batch normalisation no mean without data."""
+    rank = strategy.cluster_resolver.task_id
+    x, y = digits(16 * (2 if rank else 7), seed=rank)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((20,)),
+                keras.layers.Dense(64),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(10),
+            ]
+        )
+        model.compile(
+            sc.ScaleComOptimizer(
+                keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), compression_ratio=10
+            ),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    model.fit(own_batches(strategy, x, y, 16), epochs=2, verbose=0)
+    skipped = model.optimizer.skipped_steps.numpy()
+    return digest(model.trainable_variables), all_finite(model.variables), int(skipped)
+
+
+def all_finite(variables):
+    return all(np.isfinite(v.numpy()).all() for v in variables)
+
+
+def test_a_worker_without_data_spoils_no_step(cluster):
+    (first, *_), _ = results = cluster(2).run(fit_normalised, timeout=120)
+    assert results == [(first, True, 0)] * 2
+
+
 def resident_bytes():
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * 4096

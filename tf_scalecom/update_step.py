@@ -62,6 +62,7 @@ class UpdateStep:
           replica_ids: per-replica id in the whole group.
         """
         inner = self._inner
+        grads = _without_empty(strategy, grads)
         every = inner.gradient_accumulation_steps
         if every:
             accumulators = [inner._accumulated_gradients[p] for p in self._positions]
@@ -174,6 +175,14 @@ def _log_route(num_replicas, by_scalecom_ops):
         logging.info(
             "tf_scalecom: %d replicas exchange by the strategy's own all-reduce.", num_replicas
         )
+
+
+def _without_empty(strategy, grads):
+    """The gradients, without the NaN of replicas that had no data in this step."""
+    leave_out = getattr(strategy.extended, "leave_out_empty", None)
+    if leave_out is None:
+        return grads
+    return [per_replica(g) for g in _transposed(leave_out(_by_replica(strategy, grads)))]
 
 
 def _by_replica(strategy, values):
