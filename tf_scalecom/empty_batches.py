@@ -55,7 +55,9 @@ def leave_out(value, empty):
     value = tf.convert_to_tensor(value)
     if not value.dtype.is_floating:
         return value
-    return _finite_or(tf.zeros_like(value), value, empty)
+    # On the value's own device: TensorFlow packs a reduction by devices.
+    with tf.device(value.device):
+        return _finite_or(lambda: tf.zeros_like(value), value, empty)
 
 
 def keep_finite(variable):
@@ -80,9 +82,12 @@ class _MovingAverage(values.MirroredVariable):
     def assign(self, value, use_locking=False, name=None, read_value=True):
         empty = self._distribute_strategy.extended._is_empty_here()
         if empty is not None:
-            value = _finite_or(self.read_value(), tf.cast(value, self.dtype), empty)
+            value = _finite_or(self.read_value, tf.cast(value, self.dtype), empty)
         return super().assign(value, use_locking, name, read_value)
 
 
 def _finite_or(otherwise, value, empty):
-    return tf.where(tf.logical_and(empty, ~tf.math.is_finite(value)), otherwise, value)
+    # A cond, so that the replicas that have data do not pay for those that have none.
+    return tf.cond(
+        empty, lambda: tf.where(tf.math.is_finite(value), value, otherwise()), lambda: value
+    )
