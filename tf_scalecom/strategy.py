@@ -10,6 +10,7 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_utils,
     distribute_utils,
+    input_lib,
     multi_worker_util,
 )
 from tensorflow.python.eager import context
@@ -23,6 +24,7 @@ from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
 
 _HEARTBEAT_SECONDS = 20
+_SHUTDOWN_SECONDS = 10
 
 # TensorFlow starts both afresh for each strategy, and so gives the second one in a process the
 # group and instance keys of the first, for variables of other shapes.
@@ -281,27 +283,49 @@ class _Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         return tf.equal(self._container_strategy().reduce("SUM", false), 0)
 
     def _experimental_distribute_dataset(self, dataset, options):
-        if self._num_workers == 1 or _is_per_replica(options):
+        if _is_per_replica(options):
             return super()._experimental_distribute_dataset(dataset, options)
-        return keras_epochs.DistributedDataset(
+        alone = self._num_workers == 1
+        kind = input_lib.DistributedDataset if alone else keras_epochs.DistributedDataset
+        return kind(
             self._input_workers_with_options(options),
             self._container_strategy(),
             dataset,
             num_replicas_in_sync=self._num_replicas_in_sync,
             input_context=self._make_input_context(),
-            options=options,
+            options=self._iterator_options(options),
         )
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        if self._num_workers == 1 or _is_per_replica(options):
+        if _is_per_replica(options):
             return super()._distribute_datasets_from_function(dataset_fn, options)
-        return keras_epochs.DistributedDatasetsFromFunction(
+        alone = self._num_workers == 1
+        kind = (
+            input_lib.DistributedDatasetsFromFunction
+            if alone
+            else keras_epochs.DistributedDatasetsFromFunction
+        )
+        return kind(
             self._input_workers_with_options(options),
             self._container_strategy(),
             input_contexts=[self._make_input_context()],
             dataset_fn=dataset_fn,
-            options=options,
+            options=self._iterator_options(options),
         )
+
+    def _iterator_options(self, options):
+        on_host = self._local_device_type == "CPU" and len(self.worker_devices) == 1
+        return _PLAIN_ITERATOR if on_host else options
+
+
+# TensorFlow reads even a single device's data through an iterator for several, whose end waits
+# for the thread that tunes the pipeline, which sleeps for up to a minute: so long would `fit` take
+# to return, or a process to end. These options choose a plain iterator; one object, as TensorFlow
+# compares them by identity.
+_PLAIN_ITERATOR = tf.distribute.InputOptions(
+    experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+    experimental_fetch_to_device=False,
+)
 
 
 def _is_per_replica(options):
@@ -344,4 +368,7 @@ def _configure_coordination_service(cluster):
         coordinated_jobs=jobs,
         cluster_register_timeout_in_ms=int(limit * 1000),
         heartbeat_timeout_in_ms=_HEARTBEAT_SECONDS * 1000,
+        # At the end workers wait for each other, lest the one that is done first be taken for
+        # crashed; but not for one that never comes to its end.
+        shutdown_barrier_timeout_in_ms=_SHUTDOWN_SECONDS * 1000,
     )
