@@ -40,11 +40,11 @@ class BuildOps(build_ext):
             flag.replace("-I", "-isystem") for flag in self._tensorflow("get_compile_flags")
         ]
         compiler = self.compiler.compiler_cxx[0]
-        shared = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-Iinclude", "-I."]
+        shared = [*lists["COMMON_FLAGS"], "-Iinclude", "-I."]
         built = []
         for group, flags in (
             (lists["CORE_CPU_SOURCES"], lists["CORE_FLAGS"]),
-            (lists["OPS_SOURCES"], ["-O2", *tensorflow_flags]),
+            (lists["OPS_SOURCES"], [*lists["OPS_FLAGS"], *tensorflow_flags]),
         ):
             for source in group:
                 built.append(str(objects / source.replace("/", "_")) + ".o")

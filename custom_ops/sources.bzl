@@ -1,4 +1,4 @@
-"""The sources of the native library, for Bazel's BUILD and for setup.py alike."""
+"""The sources of the native library and their flags, for Bazel's BUILD and for setup.py alike."""
 
 CORE_CPU_SOURCES = [
     "core/cpu/api.cc",
@@ -10,10 +10,31 @@ CORE_CPU_SOURCES = [
     "core/cpu/threads.cc",
 ]
 
+CORE_CUDA_SOURCES = [
+    "core/cuda/exact.cu",
+    "core/cuda/finish.cu",
+    "core/cuda/select.cu",
+]
+
 OPS_SOURCES = [
     "tf/ops.cc",
     "tf/kernels.cc",
 ]
 
+# Of everything that g++ compiles; includes are relative to this folder.
+COMMON_FLAGS = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread"]
+
 # The core promises that products are not fused into sums.
 CORE_FLAGS = ["-O3", "-ffp-contract=off"]
+
+OPS_FLAGS = ["-O2"]
+
+# For nvcc: one binary for 8.0 and 9.0, and PTX for what comes after.
+CORE_CUDA_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=sm_90",
+    "-gencode=arch=compute_90,code=compute_90",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-pthread",
+]

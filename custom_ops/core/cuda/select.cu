@@ -12,11 +12,7 @@ constexpr int kRounds = 4;
 // Fewer lanes than a chunk has vectors: each then has several loads to wait for at once,
 // and the reduction is shorter.
 SCALECOM_HD int lanes_for(const scalecom_tensor& t) {
-#ifdef SCALECOM_TUNE_LANES
-  return SCALECOM_TUNE_LANES;
-#else
   return t.chunk_size <= 32 ? 4 : t.chunk_size <= 256 ? 8 : t.chunk_size <= 1024 ? 16 : 32;
-#endif
 }
 
 SCALECOM_HD int64_t chunks_per_block(const scalecom_tensor& t) {
