@@ -31,7 +31,7 @@ TWO = {"worker": ["a:1", "b:1"]}
         (config({"trainer": ["a:1"]}, "trainer"), "received a job 'trainer'"),
         (
             config(TWO, "chief"),
-            "the task's type among the cluster's jobs .worker., received 'chief'",
+            "the task's type among the cluster's jobs .* received 'chief'",
         ),
         (config({**TWO, "ps": ["c:1"]}, "ps"), "Parameter servers are not supported"),
         (config({"chief": ["a:1", "b:1"]}, "chief"), "one `chief`"),

@@ -1,5 +1,6 @@
 """Keras under `MultiWorkerMirroredStrategy`, with TensorFlow's and Keras's own optimizers."""
 
+import gc
 import textwrap
 import time
 import warnings
@@ -292,6 +293,31 @@ def test_strings_and_embeddings(cluster):
     """Strings cannot be reduced, and an embedding's gradient is a list of slices."""
     first, second = cluster(2).run(train_on_strings, timeout=90)
     assert first == second and first[-1] < first[0]
+
+
+def time_to_end_iterators(strategy):
+    dataset = tf.data.Dataset.from_tensor_slices(tf.zeros([64, 4])).batch(4).repeat()
+    iterators = [iter(strategy.experimental_distribute_dataset(dataset)) for _ in range(8)]
+    end = time.monotonic() + 15
+    while time.monotonic() < end:
+        for iterator in iterators:
+            next(iterator)
+        time.sleep(0.1)
+    del iterator
+    seconds = []
+    while iterators:
+        start = time.monotonic()
+        iterators.pop()
+        gc.collect()
+        seconds.append(time.monotonic() - start)
+    return seconds
+
+
+@pytest.mark.slow
+def test_the_end_of_an_iterator_does_not_wait_for_its_tuner(cluster):
+    """A third of TensorFlow's own take 5 to 60 s to end here."""
+    seconds = np.concatenate(cluster(2).run(time_to_end_iterators, timeout=300))
+    assert seconds.max() < 3, seconds
 
 
 # --- Loss scaling, XLA, several strategies -----------------------------------------------------

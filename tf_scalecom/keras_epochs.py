@@ -55,6 +55,19 @@ def count_no_batches(epoch_iterator: TFEpochIterator) -> None:
     epoch_iterator._num_batches = None
 
 
+def without_tuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset without tf.data's tuner, unless its options ask for it.
+
+    When an iterator ends, TensorFlow wakes its tuner a moment before the tuner can see that it is
+    over. Often it goes back to sleep, for up to a minute, and the end of the epoch waits for it:
+    on one worker, and so on all. Without it, AUTOTUNE means as many parallel calls as there are
+    cores, up to 16, and buffers that grow when found empty.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = bool(dataset.options().autotune.enabled)
+    return dataset.with_options(options)
+
+
 class _EndsWithLastWorker:
     """Mixed into a distributed dataset: its length is unknown, and its end no surprise."""
 

@@ -1,0 +1,277 @@
+"""How `MultiWorkerMirroredStrategy` does its work: TensorFlow's way, with repairs."""
+
+import copy
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    cross_device_utils,
+    distribute_utils,
+    multi_worker_util,
+)
+from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util
+from tensorflow.python.trackable.base import CheckpointInitialValue
+
+from tf_scalecom import cluster as cluster_lib
+from tf_scalecom import empty_batches, keras_epochs
+from tf_scalecom.cross_device_ops import ScaleComAllReduce
+from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
+
+_HEARTBEAT_SECONDS = 20
+_SHUTDOWN_SECONDS = 10
+
+# TensorFlow starts both afresh for each strategy, and so gives the second one in a process the
+# group and instance keys of the first, for variables of other shapes.
+_collective_keys = cross_device_utils.CollectiveKeys()
+
+
+class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
+    """Implementation of `MultiWorkerMirroredStrategy`."""
+
+    # The coordination service watches the workers' heartbeats; TensorFlow's older health check,
+    # for tasks outside it, would wait without end for its first answer.
+    _enable_check_health = False
+
+    # While a step is being traced or run: which of this process's replicas have an empty batch.
+    _empty = None
+
+    def _initialize_local(self, cluster_resolver, devices=None):
+        super()._initialize_local(cluster_resolver, devices)
+        self._install_cross_device_ops()
+
+    def _initialize_multi_worker(self, cluster_resolver):
+        cluster = cluster_lib.find_cluster(cluster_resolver)
+        if context.context()._collective_ops_server_def is not None:
+            # A strategy before this one started the process's one server.
+            self._std_server_started = True
+        else:
+            cluster_lib.wait_for_peers(cluster)
+            _configure_coordination_service(cluster)
+        super()._initialize_multi_worker(cluster_resolver)
+        self._install_cross_device_ops()
+
+    def _initialize_strategy(self, cluster_resolver, devices):
+        if not devices:
+            cluster_lib.find_cluster(cluster_resolver)
+        super()._initialize_strategy(cluster_resolver, devices)
+
+    def _install_cross_device_ops(self):
+        self._collective_keys = _collective_keys
+        options = copy.copy(self._communication_options)
+        limit = DEFAULT_SECONDS if options.timeout_seconds is None else options.timeout_seconds
+        # TensorFlow would start a thread for each collective, which lives that long.
+        options.timeout_seconds = None
+        self._communication_options = options
+        self._cross_device_ops, self._host_cross_device_ops = (
+            ScaleComAllReduce(
+                devices=stock._devices,
+                group_size=stock._group_size,
+                options=options,
+                collective_keys=self._collective_keys,
+            )
+            for stock in (self._cross_device_ops, self._host_cross_device_ops)
+        )
+        if self._num_workers > 1 and limit > 0:
+            launchers = [
+                *self._cross_device_ops._launchers,
+                *self._host_cross_device_ops._launchers,
+            ]
+            self._watchdog = Watchdog(launchers, f"{self._task_type} {self._task_id}", limit)
+
+    def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
+        if replica_id > 0 or self._num_workers == 1:
+            return super()._get_variable_creator_initial_value(
+                replica_id, device, primary_var, **kwargs
+            )
+
+        # TensorFlow's own would send it under a key that it counts, and wait without end.
+        def initial_value():
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            if isinstance(value, CheckpointInitialValue):
+                value = value.wrapped_value
+            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            (launcher,) = self._host_cross_device_ops._launchers
+            value = launcher.broadcast(
+                value,
+                is_source=tf.constant(self._is_chief),
+                source_rank=tf.constant(0),
+                shape=value.shape,
+                dtype=value.dtype,
+                site="initial_value",
+            )
+            with tf.device(device):
+                return tf.identity(value)
+
+        return initial_value
+
+    def _gather_from_workers(self, number):
+        """Returns the integers that the workers pass here, in the workers' order. Eager only."""
+        row = np.zeros(self._num_workers, np.int64)
+        row[self._id_in_cluster] = number
+        (launcher,) = self._host_cross_device_ops._launchers
+        return launcher.all_reduce(row, site="gather_from_workers").numpy().tolist()
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        self._refuse_xla()
+        # At the end of data a step is abandoned where it waits for its batch. A collective that
+        # does not need the batch, such as that of a penalty's gradient, could have started on
+        # one worker and not on another: have all of the step wait.
+        batch = [
+            tensor
+            for tensor in tf.nest.flatten((args, kwargs), expand_composites=True)
+            if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
+        ]
+        outermost = self._empty is None
+        if outermost and self._num_replicas_in_sync > 1:
+            self._empty = empty_batches.find_empty((args, kwargs), len(self.worker_devices))
+        try:
+            with tf.control_dependencies(batch):
+                result = super()._call_for_each_replica(fn, args, kwargs)
+        finally:
+            if outermost:
+                self._empty = None
+        if _is_finite_check(fn):
+            result = self._all_true(result)
+        return result
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        # Where `ReplicaContext.all_reduce` leads, and with it the gradients of Keras's optimizers.
+        if self._empty is not None and reduce_op == tf.distribute.ReduceOp.SUM:
+            value_destination_pairs = [
+                (self._without_empty(value), destination)
+                for value, destination in value_destination_pairs
+            ]
+        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+
+    def _without_empty(self, value):
+        local = self._container_strategy().experimental_local_results(value)
+        kept = self.leave_out_empty([[v] for v in local])
+        return distribute_utils.regroup([v for (v,) in kept])
+
+    def _create_variable(self, next_creator, **kwargs):
+        variable = super()._create_variable(next_creator, **kwargs)
+        return empty_batches.keep_finite(variable) if self._num_replicas_in_sync > 1 else variable
+
+    def _is_empty_here(self):
+        """Whether the current replica has an empty batch; None if it cannot, or in no replica."""
+        replica_context = tf.distribute.get_replica_context()
+        if self._empty is None or replica_context is None:
+            return None
+        replica = tf.get_static_value(replica_context.replica_id_in_sync_group)
+        return self._empty[self._get_local_replica_id(replica)]
+
+    def leave_out_empty(self, per_replica):
+        """Sets what is not finite to zero in the gradients of replicas with an empty batch.
+
+        For reductions that a merge_call in the step makes, past `ReplicaContext.all_reduce`.
+
+        Args:
+            per_replica: [replica of this process][...] tensors or `tf.IndexedSlices`.
+
+        Returns:
+            The same structure.
+        """
+        if self._empty is None:
+            return per_replica
+        return [
+            [empty_batches.leave_out(value, empty) for value in replica_values]
+            for replica_values, empty in zip(per_replica, self._empty, strict=True)
+        ]
+
+    def _refuse_xla(self):
+        compiled = control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
+        if compiled and self._num_replicas_in_sync > 1:
+            raise ValueError(
+                "Expected a step that XLA does not compile, received one under jit_compile=True: "
+                "XLA cannot compile the collectives of several workers or replicas. Pass "
+                "jit_compile=False or 'auto' to compile(), or compile parts of the model by "
+                "tf.function(jit_compile=True)."
+            )
+
+    def _all_true(self, per_replica):
+        """Combines bools of all replicas by and."""
+        false = [
+            tf.cast(tf.logical_not(value), tf.int32)
+            for value in self._container_strategy().experimental_local_results(per_replica)
+        ]
+        false = distribute_utils.regroup(false, always_wrap=True)
+        return tf.equal(self._container_strategy().reduce("SUM", false), 0)
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        dataset = keras_epochs.without_tuner(dataset)
+        if self._num_workers == 1 or _is_per_replica(options):
+            return super()._experimental_distribute_dataset(dataset, options)
+        return keras_epochs.DistributedDataset(
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            dataset,
+            num_replicas_in_sync=self._num_replicas_in_sync,
+            input_context=self._make_input_context(),
+            options=options,
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        def make_dataset(input_context):
+            return keras_epochs.without_tuner(dataset_fn(input_context))
+
+        if self._num_workers == 1 or _is_per_replica(options):
+            return super()._distribute_datasets_from_function(make_dataset, options)
+        return keras_epochs.DistributedDatasetsFromFunction(
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            input_contexts=[self._make_input_context()],
+            dataset_fn=make_dataset,
+            options=options,
+        )
+
+
+def _is_per_replica(options):
+    """Whether input options ask for what the base class refuses, with its own message."""
+    return (
+        options is not None
+        and options.experimental_replication_mode == tf.distribute.InputReplicationMode.PER_REPLICA
+    )
+
+
+def _is_finite_check(fn):
+    """Whether `fn` is the finite check of Keras's loss scaling.
+
+    It runs on each replica's own gradients, which are not reduced yet, but Keras takes the first
+    replica's result for the result of all.
+    """
+    return (
+        isinstance(getattr(fn, "__self__", None), keras.optimizers.LossScaleOptimizer)
+        and fn.__name__ == "check_finite"
+    )
+
+
+def _configure_coordination_service(cluster):
+    """Gives finite limits to the waits for a worker that comes, or comes no more."""
+    if context.context().coordination_service is not None or not cluster.peers:
+        return
+    jobs = [
+        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(cluster.jobs[job]))
+        for job in ("chief", "worker")
+        if cluster.jobs.get(job)
+    ]
+    limit = cluster_lib.seconds_from_environment(
+        cluster_lib.LIMIT_VARIABLE, cluster_lib.LIMIT_SECONDS
+    )
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(
+            tf.train.ClusterSpec({job: list(a) for job, a in cluster.jobs.items()})
+        ),
+        coordinated_jobs=jobs,
+        cluster_register_timeout_in_ms=int(limit * 1000),
+        heartbeat_timeout_in_ms=_HEARTBEAT_SECONDS * 1000,
+        # At the end workers wait for each other, lest the one that is done first be taken for
+        # crashed; but not for one that never comes to its end.
+        shutdown_barrier_timeout_in_ms=_SHUTDOWN_SECONDS * 1000,
+    )
