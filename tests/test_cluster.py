@@ -33,6 +33,7 @@ TWO = {"worker": ["a:1", "b:1"]}
             config(TWO, "chief"),
             "the task's type among the cluster's jobs .* received 'chief'",
         ),
+        (config(TWO, ["worker"]), r"the task's type among .* received \['worker'\]"),
         (config({**TWO, "ps": ["c:1"]}, "ps"), "Parameter servers are not supported"),
         (config({"chief": ["a:1", "b:1"]}, "chief"), "one `chief`"),
         (config(TWO, index=2), "one of 2 tasks .* received 2"),

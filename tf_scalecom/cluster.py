@@ -134,7 +134,7 @@ def _checked(jobs, task, source) -> Cluster:
     if len(jobs.get("chief", ())) > 1:
         raise _bad_config("one `chief`", f"{len(jobs['chief'])} chiefs", source)
     task_type, task_id = task.get("type"), task.get("index")
-    if task_type not in jobs:
+    if not isinstance(task_type, str) or task_type not in jobs:
         raise _bad_config(
             f"the task's type among the cluster's jobs ({', '.join(jobs)})", repr(task_type), source
         )

@@ -10,6 +10,7 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_utils,
     distribute_utils,
+    input_lib,
     multi_worker_util,
 )
 from tensorflow.python.eager import context
@@ -204,31 +205,38 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         return tf.equal(self._container_strategy().reduce("SUM", false), 0)
 
     def _experimental_distribute_dataset(self, dataset, options):
-        dataset = keras_epochs.without_tuner(dataset)
-        if self._num_workers == 1 or _is_per_replica(options):
+        if _is_per_replica(options):
             return super()._experimental_distribute_dataset(dataset, options)
-        return keras_epochs.DistributedDataset(
+        alone = self._num_workers == 1
+        kind = input_lib.DistributedDataset if alone else keras_epochs.DistributedDataset
+        return kind(
             self._input_workers_with_options(options),
             self._container_strategy(),
-            dataset,
+            keras_epochs.without_tuner(dataset),
             num_replicas_in_sync=self._num_replicas_in_sync,
             input_context=self._make_input_context(),
-            options=options,
+            options=self._iterator_options(options),
         )
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        def make_dataset(input_context):
-            return keras_epochs.without_tuner(dataset_fn(input_context))
-
-        if self._num_workers == 1 or _is_per_replica(options):
-            return super()._distribute_datasets_from_function(make_dataset, options)
-        return keras_epochs.DistributedDatasetsFromFunction(
+        if _is_per_replica(options):
+            return super()._distribute_datasets_from_function(dataset_fn, options)
+        kind = (
+            input_lib.DistributedDatasetsFromFunction
+            if self._num_workers == 1
+            else keras_epochs.DistributedDatasetsFromFunction
+        )
+        return kind(
             self._input_workers_with_options(options),
             self._container_strategy(),
             input_contexts=[self._make_input_context()],
-            dataset_fn=make_dataset,
-            options=options,
+            dataset_fn=lambda place: keras_epochs.without_tuner(dataset_fn(place)),
+            options=self._iterator_options(options),
         )
+
+    def _iterator_options(self, options):
+        on_host = self._local_device_type == "CPU" and len(self.worker_devices) == 1
+        return keras_epochs.PLAIN_ITERATOR if on_host else options
 
 
 def _is_per_replica(options):

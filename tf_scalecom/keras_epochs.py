@@ -55,6 +55,14 @@ def count_no_batches(epoch_iterator: TFEpochIterator) -> None:
     epoch_iterator._num_batches = None
 
 
+# TensorFlow reads even the data of one device through an iterator for several, which has a tuner of
+# its own. With these options it takes a plain one. One object: TensorFlow compares by identity.
+PLAIN_ITERATOR = tf.distribute.InputOptions(
+    experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+    experimental_fetch_to_device=False,
+)
+
+
 def without_tuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The dataset without tf.data's tuner, unless its options ask for it.
 
