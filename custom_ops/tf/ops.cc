@@ -2,6 +2,8 @@
 //
 // All take the compressed tensors of one replica: their gradients, in any float types, and the
 // handles of their residuals, float32 variables of the same sizes.
+#include <vector>
+
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -13,12 +15,12 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// [words] of all packed offsets: tensors with offsets of equal width, narrow ones first, fill
-// whole 32-bit words together.
 int64_t Kept(int64_t elements, int64_t size, int64_t keep, int64_t tail_keep) {
   return elements / size * keep + (elements % size ? tail_keep : 0);
 }
 
+// What all tensors together send: kept values, and 32-bit words of packed offsets, which tensors
+// with offsets of equal width fill together.
 struct Sizes {
   int64_t kept = 0;
   int64_t words = 0;
