@@ -57,16 +57,16 @@ def weights(model):
 # --- The same result as on one worker ----------------------------------------------------------
 
 
-def train_on_arrays(strategy, **arguments):
+def train_on_arrays(strategy, batch_size=30, **arguments):
     with strategy.scope():
         model = build(**arguments)
-    x, y = data()
-    history = model.fit(x, y, batch_size=30, epochs=2, shuffle=False, verbose=0)
+    x, y = data(samples=3 * batch_size)
+    history = model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
     return {
         "weights": weights(model),
         "loss": history.history["loss"],
-        "evaluate": model.evaluate(x, y, batch_size=30, verbose=0),
-        "predict": model.predict(x, batch_size=30, verbose=0),
+        "evaluate": model.evaluate(x, y, batch_size=batch_size, verbose=0),
+        "predict": model.predict(x, batch_size=batch_size, verbose=0),
     }
 
 

@@ -61,6 +61,15 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             cluster_lib.find_cluster(cluster_resolver)
         super()._initialize_strategy(cluster_resolver, devices)
 
+    def _initialize_local_devices(self, cluster_resolver, worker_device):
+        devices, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
+        if kind == "CPU":
+            # TensorFlow's own trains on the first one alone, however many the CPU was split into.
+            physical = tf.config.list_physical_devices("CPU")[0]
+            split = tf.config.get_logical_device_configuration(physical) or [None]
+            devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(len(split)))
+        return devices, kind
+
     def _install_cross_device_ops(self):
         self._collective_keys = _collective_keys
         options = copy.copy(self._communication_options)

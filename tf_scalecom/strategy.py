@@ -15,6 +15,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     * Workers may hold different numbers of batches, partial ones, or none: an epoch ends on all
       of them together, when the last one has no data left.
     * A loss scale is lowered, and a step skipped, on all workers if one sees a NaN.
+    * All local devices train: the GPUs, or the logical devices into which
+      `tf.config.set_logical_device_configuration` has split the CPU.
     * No wait is without end. The workers meet before TensorFlow starts, and those that do not
       come are named (environment variables TF_SCALECOM_REPORT_MISSING_SECONDS, default 30, and
       TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS, default 300). A collective that waits 600 s for
