@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cases import EXCHANGES, SHAPES, Case
 
-from tf_scalecom.layout import Layout, tensor_layout, unique_paths
+from tf_scalecom.layout import tensor_layout, unique_paths
 from tf_scalecom.report import compression_report
 
 
@@ -46,21 +46,6 @@ def test_offsets_take_as_few_bytes_as_the_chunk_needs(chunk_size, width):
 
 def test_paths_are_made_unique():
     assert unique_paths(["a", "b", "a", "a"]) == ["a", "b", "a#2", "a#3"]
-
-
-def test_fingerprint_ignores_paths_and_nothing_else():
-    def layout(path="a", shape=(2_000,), dtype="float32", beta=1.0, value_dtype="float32", **kw):
-        arguments = {"compression_ratio": 100, **kw}
-        return Layout((tensor_layout(path, shape, dtype, **arguments),), beta, value_dtype)
-
-    same = layout().fingerprint()
-    assert layout(path="b").fingerprint() == same
-    different = [
-        layout(shape=(2_001,)), layout(dtype="float16"), layout(beta=0.5), layout(chunk_keep=2),
-        layout(value_dtype="bfloat16"), layout(compression_ratio=50), layout(selection="exact"),
-        Layout(layout().tensors * 2),
-    ]
-    assert same not in {other.fingerprint() for other in different}
 
 
 def test_report_of_a_known_layout():

@@ -5,6 +5,7 @@ from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.optimizer import ScaleComOptimizer
 from tf_scalecom.report import CompressionReport, CompressionRow
 from tf_scalecom.strategy import MultiWorkerMirroredStrategy
+from tf_scalecom.version import __version__
 
 __all__ = [
     "CompressionReport",
@@ -12,5 +13,6 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "ScaleComAllReduce",
     "ScaleComOptimizer",
+    "__version__",
     "ops",
 ]

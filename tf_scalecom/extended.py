@@ -1,6 +1,7 @@
 """How `MultiWorkerMirroredStrategy` does its work: TensorFlow's way, with repairs."""
 
 import copy
+import json
 
 import keras
 import numpy as np
@@ -20,7 +21,9 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tf_scalecom import cluster as cluster_lib
 from tf_scalecom import empty_batches, keras_epochs
+from tf_scalecom.agreement import check_alike
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
+from tf_scalecom.version import __version__
 from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
 
 _HEARTBEAT_SECONDS = 20
@@ -55,6 +58,15 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             _configure_coordination_service(cluster)
         super()._initialize_multi_worker(cluster_resolver)
         self._install_cross_device_ops()
+        self.require_alike(
+            "MultiWorkerMirroredStrategy",
+            {
+                "tf_scalecom": __version__,
+                "tensorflow": tf.__version__,
+                "keras": keras.__version__,
+                "local devices": len(self.worker_devices),
+            },
+        )
 
     def _initialize_strategy(self, cluster_resolver, devices):
         if not devices:
@@ -77,14 +89,15 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         # TensorFlow would start a thread for each collective, which lives that long.
         options.timeout_seconds = None
         self._communication_options = options
-        self._cross_device_ops, self._host_cross_device_ops = (
+        # The workers' own group comes first, so that its key does not depend on their devices.
+        self._host_cross_device_ops, self._cross_device_ops = (
             ScaleComAllReduce(
                 devices=stock._devices,
                 group_size=stock._group_size,
                 options=options,
                 collective_keys=self._collective_keys,
             )
-            for stock in (self._cross_device_ops, self._host_cross_device_ops)
+            for stock in (self._host_cross_device_ops, self._cross_device_ops)
         )
         if self._num_workers > 1 and limit > 0:
             launchers = [
@@ -120,12 +133,38 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
         return initial_value
 
-    def _gather_from_workers(self, number):
-        """Returns the integers that the workers pass here, in the workers' order. Eager only."""
-        row = np.zeros(self._num_workers, np.int64)
-        row[self._id_in_cluster] = number
+    def _gather_from_workers(self, value):
+        """Returns the values that the workers pass here, in the workers' order.
+
+        Args:
+            value: what JSON can hold.
+        """
+        line = json.dumps(value) + "\n"
         (launcher,) = self._host_cross_device_ops._launchers
-        return launcher.all_reduce(row, site="gather_from_workers").numpy().tolist()
+        with tf.init_scope():  # a step being traced is no place for it
+            lines = launcher.all_gather(
+                np.frombuffer(line.encode(), np.uint8), axis=0, site="gather_from_workers"
+            )
+            return [json.loads(line) for line in lines.numpy().tobytes().splitlines()]
+
+    def require_alike(self, what, description):
+        """Fails on all workers unless they all pass the same description.
+
+        Args:
+            what: the thing described, for the message.
+            description: nested dicts and lists of what JSON can hold.
+
+        Raises:
+            ValueError: They differ; the message says where.
+        """
+        if self._num_workers > 1:
+            names = [
+                f"{job} {index}"
+                for job in ("chief", "worker")
+                if job in self._cluster_spec.jobs
+                for index in self._cluster_spec.task_indices(job)
+            ]
+            check_alike(what, self._gather_from_workers(description), names)
 
     def _call_for_each_replica(self, fn, args, kwargs):
         self._refuse_xla()

@@ -7,8 +7,6 @@ many elements of it are kept, and how many bytes that puts on the wire.
 
 import dataclasses
 import functools
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 
@@ -131,13 +129,6 @@ class Layout:
         """The plan under which all of them travel dense."""
         dense = (dataclasses.replace(t, compression_ratio=1.0) for t in self.tensors)
         return dataclasses.replace(self, tensors=tuple(dense))
-
-    def fingerprint(self) -> str:
-        """A digest equal on two replicas exactly when their plans are; paths do not count."""
-        plan = [self.beta, self.value_dtype] + [
-            dataclasses.astuple(dataclasses.replace(t, path="")) for t in self.tensors
-        ]
-        return hashlib.sha256(json.dumps(plan).encode()).hexdigest()
 
 
 def tensor_layout(

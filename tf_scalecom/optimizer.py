@@ -1,6 +1,8 @@
 """`ScaleComOptimizer`: any Keras optimizer, with gradients that travel as CLT-k."""
 
 import contextlib
+import dataclasses
+from collections.abc import Mapping
 
 import keras
 import numpy as np
@@ -125,8 +127,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
 
         Args:
           variables: list of trainable variables. A variable's place in it is its identity.
+
+        Raises:
+          ValueError: the workers' optimizers or variables differ.
         """
         layout = self._config.layout(variables)
+        self._require_alike(layout)
         self._excluded = self._config.excluded([t.path for t in layout.tensors])
         residuals = {}
         with contextlib.ExitStack() as stack:
@@ -138,6 +144,18 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.build(variables)
         self._trainable_variables = list(variables)
         self.built = True
+
+    def _require_alike(self, layout):
+        # Names count up in each process, so they are no part of it.
+        require_alike = getattr(self._distribution_strategy.extended, "require_alike", None)
+        if require_alike is not None:
+            description = {
+                **_without_names(self.get_config()),
+                "variables": [
+                    {**dataclasses.asdict(tensor), "path": None} for tensor in layout.tensors
+                ],
+            }
+            require_alike("ScaleComOptimizer", description)
 
     def _add_residual(self, variable, position):
         # Reading it must cost no communication, and every replica has its own.
@@ -295,6 +313,12 @@ def _check_inner(optimizer):
             "`inner_optimizer` of ScaleComOptimizer: expected a keras.optimizers.Optimizer that "
             f"makes updates itself; received {optimizer!r}. {advice}"
         )
+
+
+def _without_names(config):
+    if isinstance(config, Mapping):
+        return {key: _without_names(value) for key, value in config.items() if key != "name"}
+    return config
 
 
 def _check_strategy(strategy):

@@ -1,0 +1,100 @@
+"""Workers that differ in what they must have in common fail at once, with the difference."""
+
+import textwrap
+import time
+
+import keras
+import numpy as np
+import pytest
+from worker_cluster import start_scripts
+
+import tf_scalecom as sc
+from tf_scalecom.agreement import check_alike, differences
+
+NAMES = ["worker 0", "worker 1", "worker 2"]
+
+
+def test_differences_name_place_values_and_workers():
+    common = {"beta": 0.3, "variables": [[[4, 5], "float32"]]}
+    assert differences([common] * 3, NAMES) == []
+    wider = {"beta": 0.3, "variables": [[[4, 6], "float32"]]}
+    assert differences([common, common, wider], NAMES) == [
+        "variables.0.0.1 is 5 on worker 0, worker 1; 6 on worker 2"
+    ]
+    longer = {"beta": 0.3, "variables": [[[4, 5], "float32"], [[], "float32"]]}
+    assert differences([common, longer], NAMES[:2]) == [
+        "variables.length is 1 on worker 0; 2 on worker 1",
+        "variables.1.length is nothing on worker 0; 2 on worker 1",
+        "variables.1.0.length is nothing on worker 0; 0 on worker 1",
+        "variables.1.1 is nothing on worker 0; 'float32' on worker 1",
+    ]
+
+
+def test_a_long_list_of_differences_is_cut_and_counted():
+    with pytest.raises(ValueError, match=r"(?s)0 is 0 on worker 0.*and 5 more differences"):
+        check_alike("numbers", [list(range(10)), list(range(1, 11))], NAMES[:2])
+
+
+def build_differently(strategy, arguments, momentum):
+    rank = strategy.cluster_resolver.task_id
+    with strategy.scope():
+        variable = keras.Variable(np.zeros((50, 40), np.float32))
+        inner = keras.optimizers.SGD(0.1, momentum[rank])
+        optimizer = sc.ScaleComOptimizer(inner, **arguments[rank])
+        try:
+            optimizer.build([variable])
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "momentum", "difference"),
+    [
+        ([{"beta": 0.5}, {}], (0.0, 0.0), "beta is 0.5 on worker 0; 1.0 on worker 1"),
+        ([{}, {"warmup_steps": 3}], (0.0, 0.0), "warmup_steps is 0 on worker 0; 3 on worker 1"),
+        (
+            [{}, {}],
+            (0.9, 0.5),
+            "inner_optimizer.config.momentum is 0.9 on worker 0; 0.5 on worker 1",
+        ),
+        # Names are made unique by counting, in each process for itself.
+        ([{"name": "a"}, {"name": "b"}], (0.0, 0.0), None),
+    ],
+)
+def test_different_hyper_parameters_fail_on_all_workers(cluster, arguments, momentum, difference):
+    for message in cluster(2).run(build_differently, arguments, momentum):
+        if difference is None:
+            assert message is None
+        else:
+            assert difference in message
+
+
+DIFFERENT_INSTALLATION = """
+    import json, os
+    import tensorflow as tf
+    import tf_scalecom
+    from tf_scalecom import extended
+
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+        extended.__version__ = "0.0.9"
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+        )
+    tf_scalecom.MultiWorkerMirroredStrategy()
+"""
+
+
+@pytest.mark.multi_worker
+def test_different_versions_and_devices_fail_on_all_workers(tmp_path):
+    script = tmp_path / "main.py"
+    script.write_text(textwrap.dedent(DIFFERENT_INSTALLATION))
+    with start_scripts(script, 2, log_dir=tmp_path / "logs") as workers:
+        deadline = time.monotonic() + 60
+        while None in workers.poll() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert workers.poll() == [1, 1]
+        for worker in workers.workers:
+            log = worker.log_path.read_text()
+            assert f"tf_scalecom is '{sc.__version__}' on worker 0; '0.0.9' on worker 1" in log
+            assert "local devices is 1 on worker 0; 2 on worker 1" in log

@@ -1,0 +1,67 @@
+"""What workers must have in common, and the words for where they differ.
+
+Workers that differ in a shape, a hyper-parameter or a version do not fail by themselves: they wait
+for each other in collectives that do not match, or train on with different numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+
+_SHOWN = 5
+_ABSENT = "nothing"
+
+
+def differences(descriptions: Sequence, names: Sequence[str]) -> list[str]:
+    """Where descriptions differ.
+
+    Args:
+        descriptions: one nested structure of dicts, lists and plain values for each worker.
+        names: the workers' names.
+
+    Returns:
+        One line for each value that is not the same everywhere, e.g.
+        "inner.momentum is 0.9 on worker 0, worker 2; 0.5 on worker 1".
+    """
+    flat = [dict(_flattened(description)) for description in descriptions]
+    lines = []
+    for place in dict.fromkeys(place for description in flat for place in description):
+        holders: dict[str, list[str]] = {}
+        for name, description in zip(names, flat, strict=True):
+            value = repr(description[place]) if place in description else _ABSENT
+            holders.setdefault(value, []).append(name)
+        if len(holders) > 1:
+            values = (f"{value} on {', '.join(who)}" for value, who in holders.items())
+            lines.append(f"{place} is {'; '.join(values)}")
+    return lines
+
+
+def check_alike(what: str, descriptions: Sequence, names: Sequence[str]) -> None:
+    """Raises unless all descriptions are equal.
+
+    Args:
+        what: the thing described, e.g. "ScaleComOptimizer".
+        descriptions, names: as in `differences`.
+
+    Raises:
+        ValueError: They are not; the message lists the differences.
+    """
+    lines = differences(descriptions, names)
+    if lines:
+        more = [f"and {len(lines) - _SHOWN} more differences"] if len(lines) > _SHOWN else []
+        raise ValueError(
+            f"{what}: expected the same on all workers, received differences:\n  "
+            + "\n  ".join(lines[:_SHOWN] + more)
+            + "\nStart all workers from the same program, arguments and installed packages."
+        )
+
+
+def _flattened(structure, place="") -> Iterator[tuple[str, object]]:
+    if isinstance(structure, dict):
+        children = structure.items()
+    elif isinstance(structure, (list, tuple)):
+        children = enumerate(structure)
+        yield f"{place}.length" if place else "length", len(structure)
+    else:
+        yield place, structure
+        return
+    for key, child in children:
+        yield from _flattened(child, f"{place}.{key}" if place else str(key))
