@@ -89,7 +89,7 @@ inline bool chunk_selection_valid(const scalecom_tensor* tensors, int64_t count)
 inline bool exact_selection_valid(const scalecom_tensor* tensors, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const scalecom_tensor& t = tensors[i];
-    if (t.chunk_size != maximum(1, t.elements) || t.offset_bytes != 4) return false;
+    if (t.chunk_size != maximum(1, t.elements)) return false;
     if (t.elements > UINT32_MAX) return false;  // counters are uint32
   }
   return true;

@@ -7,7 +7,7 @@ using test::Bucket;
 using test::require;
 
 Bucket bucket() {
-  return Bucket({test::chunked(1000, 100, 3)}, SCALECOM_FLOAT32, SCALECOM_FLOAT32, false,
+  return Bucket({test::chunked(1000, 100, 3)}, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
                 test::Data::kNormal, 0, 1);
 }
 
@@ -67,7 +67,7 @@ int main() {
             "beta");
   }
 
-  Bucket e({test::exact(2000000, 1000)}, SCALECOM_FLOAT32, SCALECOM_FLOAT32, true,
+  Bucket e({test::exact(2000000, 1000)}, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
            test::Data::kNormal, 0, 1);
   const int64_t bytes = scalecom_indices_workspace_cpu(e.list(), 1);
   require(bytes > 0 && bytes <= 2000000 * 4 / 100, "workspace is under 1 % of the gradient");

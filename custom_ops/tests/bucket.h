@@ -124,7 +124,7 @@ struct Bucket {
 
   // `shift` misaligns the arrays by as many elements.
   Bucket(const std::vector<Shape>& shapes, int32_t gradient_type_, int32_t wire_type_,
-         bool exact_selection, Data data, int shift, uint64_t seed)
+         Data data, int shift, uint64_t seed)
       : gradient_type(gradient_type_), wire_type(wire_type_) {
     std::mt19937_64 rng(seed);
     const int64_t dense = type_bytes(gradient_type);
@@ -136,7 +136,7 @@ struct Bucket {
       t.chunk_size = s.chunk_size;
       t.chunk_keep = s.chunk_keep;
       t.tail_keep = s.tail_keep;
-      t.offset_bytes = exact_selection ? 4 : scalecom_offset_bytes(s.chunk_size);
+      t.offset_bytes = scalecom_offset_bytes(s.chunk_size);
       const int64_t kept = scalecom_tensor_kept(&t);
       const int64_t sizes[6] = {s.elements * dense, s.elements * 4, kept * t.offset_bytes,
                                 kept * wire,        kept * wire,    s.elements * dense};

@@ -59,7 +59,7 @@ void valid(Bytes in) {
   const int32_t type = static_cast<int32_t>(in.next(1) % 4);
   const int32_t wire = static_cast<int32_t>(in.next(1) % 3);
   const test::Data data = test::kAllData[in.next(1) % 7];
-  test::Bucket got(shapes, type, wire, exact, data, static_cast<int>(in.next(1) % 4), in.next(4));
+  test::Bucket got(shapes, type, wire, data, static_cast<int>(in.next(1) % 4), in.next(4));
   test::Bucket want(got);
   std::vector<long double> workspace(4096);
   uint32_t flag = 0;

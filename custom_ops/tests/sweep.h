@@ -79,7 +79,7 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
                            type_name(wire_type) + " data " +
                            std::to_string(static_cast<int>(data)) + " seed " +
                            std::to_string(seed) + ": ";
-  Bucket got(c.shapes, gradient_type, wire_type, c.exact_selection, data, shift, seed);
+  Bucket got(c.shapes, gradient_type, wire_type, data, shift, seed);
   Bucket want(got);
   uint32_t flag = 0;
   const auto& select = c.exact_selection ? backend.select_exact : backend.select;

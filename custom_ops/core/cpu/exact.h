@@ -75,7 +75,6 @@ bool count(const scalecom_tensor& t, int64_t begin, int64_t end, int level, int3
 template <typename T>
 void emit(const scalecom_tensor& t, int64_t begin, int64_t end, int32_t threshold, int64_t ties,
           int64_t entry) {
-  uint32_t* out = static_cast<uint32_t*>(t.offsets) + entry;
   const Simd::Key below = Simd::splat(threshold - 1);
   for_each_keys<T>(t, begin, end, [&](int64_t i, Simd::Key key, int64_t size) {
     uint32_t hits = Simd::bits(Simd::greater(key, below)) & ((1u << size) - 1u);
@@ -85,7 +84,7 @@ void emit(const scalecom_tensor& t, int64_t begin, int64_t end, int32_t threshol
     for (; hits != 0; hits &= hits - 1) {
       const int at = __builtin_ctz(hits);
       if (keys[at] == threshold && --ties < 0) continue;
-      *out++ = static_cast<uint32_t>(i + at);
+      offset_store(t, entry++, static_cast<uint32_t>(i + at));
     }
   });
 }

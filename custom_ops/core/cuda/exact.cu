@@ -208,7 +208,6 @@ __global__ void __launch_bounds__(kThreads)
   const Tensor<T> tensor(t);
   const int32_t threshold = work.states[unit.tensor].key;
   const uint32_t ties = static_cast<uint32_t>(work.states[unit.tensor].ties);
-  uint32_t* out = static_cast<uint32_t*>(t.offsets);
   Tally total = work.tallies[blockIdx.x];
   for (int step = 0; step < kVectors; ++step) {
     int32_t keys[kVector];
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       if (keys[i] > threshold || (keys[i] == threshold && equal < ties)) {
-        out[above + min(equal, ties)] = static_cast<uint32_t>(at + i);
+        offset_store(t, above + min(equal, ties), static_cast<uint32_t>(at + i));
       }
       above += keys[i] > threshold;
       equal += keys[i] == threshold;

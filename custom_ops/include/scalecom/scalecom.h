@@ -125,8 +125,8 @@ SCALECOM_API int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors,
                                                  int32_t gradient_type, uint32_t* nonfinite,
                                                  const scalecom_executor* executor);
 
-/* The same over the whole tensor: tensors have one chunk (chunk_size = max(1, elements) and
- * offset_bytes = 4) and any chunk_keep; offsets are written in increasing order.
+/* The same over the whole tensor: tensors have one chunk (chunk_size = max(1, elements)) and
+ * any chunk_keep; offsets are written in increasing order.
  * The workspace is 16-byte aligned. */
 SCALECOM_API int64_t scalecom_indices_workspace_cpu(const scalecom_tensor* tensors,
                                                     int64_t count);
