@@ -46,6 +46,9 @@ _WIRE_DTYPES = {
 }
 
 
+_BYTES = [bytes([code]) for code in range(256)]
+
+
 class InstanceKeys:
     """The instance keys of one group, a function of the collective's signature."""
 
@@ -189,23 +192,28 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         """Concatenates the tensors of all replicas along `axis`, in the order of their ranks.
 
         Args:
-            input_tensor: tensor of the same rank and dtype on all replicas, and of the same size
-                along all other axes; a replica with nothing to add may have any size there.
+            input_tensor: tensor of the same rank and dtype on all replicas, strings included, and
+                of the same size along all other axes; a replica with nothing to add may have any
+                size there.
             axis: int, or int32 scalar tensor, in [0, rank).
             options: as in `all_reduce`.
             site: as in `all_reduce`.
 
         Returns:
             The concatenation, on this launcher's device.
+
+        Raises:
+            tf.errors.InvalidArgumentError: The sizes along other axes differ; on all replicas.
         """
         tensor = tf.convert_to_tensor(input_tensor)
+        if tensor.dtype == tf.string:
+            return self._all_gather_strings(tensor, axis, options, site)
         with self._placed(tensor):
             order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, tf.rank(tensor))], axis=0)
             rows = tf.transpose(tensor, order)
             shapes = self._all_gather(tf.shape(rows)[tf.newaxis], options, site)
-            gathered = self._gather_rows(
-                rows, shapes[:, 0], tf.reduce_max(shapes[:, 1:], axis=0), options, site
-            )
+            counts, row_shape = shapes[:, 0], _common_row_shape(shapes)
+            gathered = self._gather_rows(rows, counts, row_shape, options, site)
             gathered = tf.transpose(gathered, tf.math.invert_permutation(order))
             static_axis = tf.get_static_value(axis)
             static_shape = [
@@ -213,6 +221,19 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
                 for dimension, size in enumerate(tensor.shape)
             ]
             return tf.ensure_shape(gathered, static_shape)
+
+    def _all_gather_strings(self, strings, axis, options, site):
+        """Concatenates strings; they travel as their bytes, four to an integer."""
+        with self._placed(strings), tf.device(self._host_device):
+            lengths = tf.strings.length(strings)
+            longest = tf.reduce_max(tf.concat([[1], tf.reshape(lengths, [-1])], axis=0))
+            longest = tf.reduce_max(self._all_gather(longest[tf.newaxis], options, site))
+            words = tf.io.decode_raw(strings, tf.int32, fixed_length=(longest + 3) // 4 * 4)
+            words = self.all_gather(words, axis, options, site)
+            lengths = self.all_gather(lengths, axis, options, site)
+            codes = tf.cast(tf.bitcast(words, tf.uint8), tf.int32)
+            padded = tf.strings.reduce_join(tf.gather(_BYTES, codes), axis=[-1, -2])
+            return tf.strings.substr(padded, tf.zeros_like(lengths), lengths)
 
     def all_reduce_indexed_slices(self, input_slices, options=None, site=""):
         """Concatenates the slices of all replicas, which sums what they stand for.
@@ -315,6 +336,22 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         inputs = [] if control_input is None else tf.nest.flatten(control_input)
         with tf.device(self._device), tf.control_dependencies(inputs):
             yield
+
+
+def _common_row_shape(shapes):
+    """The shape, but for the first axis, of all replicas that have rows; `shapes` is a matrix."""
+    has_rows = shapes[:, :1] > 0
+    counted = tf.where(has_rows | ~tf.reduce_any(has_rows), shapes[:, 1:], 0)
+    row_shape = tf.reduce_max(counted, axis=0)
+    fits = tf.reduce_all(~has_rows | (counted == row_shape))
+    message = (
+        "all_gather: expected tensors that differ between replicas along the gathered axis alone, "
+        "received these shapes (that axis first). Give `predict` and `gather` outputs of a fixed "
+        "size, e.g. padded."
+    )
+    # All replicas see the same shapes, so either all go on or none.
+    with tf.control_dependencies([tf.debugging.Assert(fits, [message, shapes], summarize=64)]):
+        return tf.identity(row_shape)
 
 
 def _pad_flat(tensor, size):

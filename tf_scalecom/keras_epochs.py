@@ -14,6 +14,7 @@ import sys
 
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
@@ -89,6 +90,11 @@ class _EndsWithLastWorker:
         frame = sys._getframe(1)
         if frame.f_code is EpochIterator._enumerate_iterator.__code__:
             epoch_iterator = frame.f_locals["self"]
+            building = frame.f_back.f_back.f_code is TensorFlowTrainer._maybe_symbolic_build.__code__
+            if building and isinstance(epoch_iterator.data_adapter, GeneratorDataAdapter):
+                # What a generator has given to learn shapes it does not give again to train, and
+                # one thread would still fetch ahead while another begins the epoch.
+                return iter(epoch_iterator.data_adapter._first_batches[:1])
             if not epoch_iterator.steps_per_epoch:
                 # Keras warns of interrupted training where it did not count. The end is regular.
                 epoch_iterator._interrupted_warning = lambda: None

@@ -14,6 +14,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     * Workers may hold different numbers of batches, partial ones, or none: an epoch ends on all
       of them together, when the last one has no data left.
+    * `predict` returns the rows of all workers on each, step by step and within a step in the
+      order of the workers: the order of the data where they are shared out by the strategy.
+      Strings can be predicted; ragged, sparse and scalar outputs are refused, and rows whose size
+      differs between workers too. `predict_on_batch` returns all workers' rows likewise.
     * A loss scale is lowered, and a step skipped, on all workers if one sees a NaN.
     * All local devices train: the GPUs, or the logical devices into which
       `tf.config.set_logical_device_configuration` has split the CPU.
@@ -74,6 +78,24 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         ):
             axis = None
         return super().reduce(reduce_op, value, axis)
+
+    def gather(self, value, axis):
+        """Concatenates the values of all replicas along an axis, on every worker.
+
+        Like TensorFlow's, but takes strings too.
+
+        Raises:
+            ValueError: The value is ragged, sparse or a scalar.
+        """
+        for part in self.experimental_local_results(value):
+            composite = isinstance(part, (tf.RaggedTensor, tf.SparseTensor))
+            if composite or getattr(part, "shape", ()) == ():
+                raise ValueError(
+                    "gather: expected dense tensors of one dimension or more, received "
+                    f"{part!r}. If it is what a model predicts, have it return a dense tensor "
+                    "with one row per sample, e.g. by `to_tensor()` or `tf.sparse.to_dense()`."
+                )
+        return super().gather(value, axis)
 
     def experimental_distribute_dataset(self, dataset, options=None):
         """Shards a dataset, the same on all workers, between them, as TensorFlow's does."""
