@@ -18,10 +18,12 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
+_BUILD_MODEL = TensorFlowTrainer._maybe_symbolic_build.__code__
+
 
 def called_to_build_model(depth=2) -> bool:
     """Whether the caller's caller is Keras, reducing a batch only to learn its shapes."""
-    return sys._getframe(depth).f_code is TensorFlowTrainer._maybe_symbolic_build.__code__
+    return sys._getframe(depth).f_code is _BUILD_MODEL
 
 
 def example_of(batch, strategy):
@@ -90,7 +92,7 @@ class _EndsWithLastWorker:
         frame = sys._getframe(1)
         if frame.f_code is EpochIterator._enumerate_iterator.__code__:
             epoch_iterator = frame.f_locals["self"]
-            building = frame.f_back.f_back.f_code is TensorFlowTrainer._maybe_symbolic_build.__code__
+            building = frame.f_back.f_back.f_code is _BUILD_MODEL
             if building and isinstance(epoch_iterator.data_adapter, GeneratorDataAdapter):
                 # What a generator has given to learn shapes it does not give again to train, and
                 # one thread would still fetch ahead while another begins the epoch.
