@@ -58,7 +58,7 @@ def gather(
     """
     values = [
         tf.gather(p, i)
-        for p, i in zip(map(_compensated, gradients, residuals), _indices(words, layout),
+        for p, i in zip(map(_compensated, gradients, residuals), flat_indices(words, layout),
                         strict=True)
     ]
     return _to_wire(tf.concat(values, axis=0), layout.value_dtype)
@@ -87,7 +87,7 @@ def update(
     Returns:
       Reduced gradients, in the shapes and dtypes of `gradients`.
     """
-    indices = _indices(words, layout)
+    indices = flat_indices(words, layout)
     sizes = [t.kept for t in _tensors(layout)]
 
     def keep_unsent():
@@ -169,6 +169,18 @@ def unpack_offsets(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
     return [offsets[i] for i in range(len(tensors))]
 
 
+def flat_indices(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
+    """Indices in the flat tensors: [kept] each; int32, or int64 past 2**31 elements."""
+    indices = []
+    for offsets, tensor in zip(unpack_offsets(words, layout), _tensors(layout), strict=True):
+        dtype = tf.int32 if tensor.elements <= tf.int32.max else tf.int64
+        starts = tf.range(tensor.full_chunks, dtype=dtype) * tensor.chunk_size
+        tail = tf.fill([tensor.tail_keep], tensor.full_chunks * tensor.chunk_size)
+        starts = tf.concat([tf.repeat(starts, tensor.chunk_keep), tf.cast(tail, dtype)], axis=0)
+        indices.append(tf.cast(offsets, dtype) + starts)
+    return indices
+
+
 def _offsets(compensated: tf.Tensor, tensor: TensorLayout) -> tf.Tensor:
     magnitude = tf.abs(compensated)
     if tensor.is_exact:
@@ -187,18 +199,6 @@ def _largest(chunks: tf.Tensor, keep: int) -> tf.Tensor:
     if keep == 1:
         return tf.argmax(chunks, axis=1, output_type=tf.int32)
     return tf.reshape(tf.math.top_k(chunks, keep).indices, [-1])
-
-
-def _indices(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
-    """Indices in the flat tensors; int32, or int64 past 2**31 elements."""
-    indices = []
-    for offsets, tensor in zip(unpack_offsets(words, layout), _tensors(layout), strict=True):
-        dtype = tf.int32 if tensor.elements <= tf.int32.max else tf.int64
-        starts = tf.range(tensor.full_chunks, dtype=dtype) * tensor.chunk_size
-        tail = tf.fill([tensor.tail_keep], tensor.full_chunks * tensor.chunk_size)
-        starts = tf.concat([tf.repeat(starts, tensor.chunk_keep), tf.cast(tail, dtype)], axis=0)
-        indices.append(tf.cast(offsets, dtype) + starts)
-    return indices
 
 
 def _to_wire(values: tf.Tensor, dtype: str) -> tf.Tensor:
