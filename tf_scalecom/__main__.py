@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tf_scalecom import launcher
+from tf_scalecom.simulate import command as simulate_command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -13,6 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tf_scalecom")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_run(commands)
+    _add_simulate(commands)
     args = parser.parse_args(arguments)
     return args.run_command(args)
 
@@ -60,6 +62,16 @@ def _add_run(commands) -> None:
     parser.add_argument("-m", nargs=argparse.REMAINDER, dest="module", help=argparse.SUPPRESS)
     parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run_command=lambda args: _run(parser, args))
+
+
+def _add_simulate(commands) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="train with many learners in this process, to compare methods",
+        description=simulate_command.DESCRIPTION,
+    )
+    simulate_command.add_arguments(parser)
+    parser.set_defaults(run_command=lambda args: simulate_command.simulate(parser, args))
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:

@@ -1,0 +1,133 @@
+"""`python -m tf_scalecom simulate`: options, one or many runs, progress, plots."""
+
+import argparse
+import dataclasses
+import itertools
+import pathlib
+import shlex
+import sys
+import typing
+
+from tf_scalecom.simulate import plots, runs
+from tf_scalecom.simulate.config import METHODS, SimulationConfig
+from tf_scalecom.simulate.task import load_task
+
+DESCRIPTION = (
+    "Train a model with 1 to 256 learners in this process, by the same algorithm code as on real "
+    "workers. Every option below takes several values, separated by commas: all combinations are "
+    "run. Runs of the same seed share initial weights and data. A run that was ended goes on where "
+    "its last saved state is; one that is done is not repeated."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds all options: of the command, and of a run."""
+    parser.add_argument("task", type=pathlib.Path, help="a Python file that defines build_task()")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("runs/simulate"),
+        metavar="DIR",
+        help="one folder per run is put here, named after its options; default: %(default)s",
+    )
+    parser.add_argument(
+        "--batch",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="run each line of this file: options, added to those given here; # is a comment",
+    )
+    parser.add_argument(
+        "--save-minutes",
+        type=float,
+        default=5.0,
+        metavar="M",
+        help="time between saved states; default: 5",
+    )
+    _add_run_options(parser)
+
+
+def simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    """Runs what the arguments ask for; returns the exit code."""
+    import tensorflow as tf
+
+    tf.get_logger().setLevel("ERROR")  # it tells of every loop it makes of a vectorised operation
+    # So that a run that was ended goes on to the same end.
+    tf.config.experimental.enable_op_determinism()
+    try:
+        configs = _configs(args)
+        task = load_task(args.task)
+        for number, config in enumerate(configs, start=1):
+            print(f"run {number} of {len(configs)}: {config.name}", flush=True)
+            runs.run(
+                task, config, runs.run_folder(args.out, config), 60 * args.save_minutes, _say
+            )
+    except ValueError as error:
+        parser.error(str(error))
+    picture = args.out / plots.PICTURE
+    if plots.draw([runs.run_folder(args.out, config) for config in configs], picture):
+        print(f"{picture}: the curves of these runs")
+    else:
+        print("No plots, as matplotlib is not installed: pip install matplotlib, and run again.")
+    return 0
+
+
+def _configs(args) -> list[SimulationConfig]:
+    """All runs, each once, in the order given."""
+    given = _given(args)
+    if args.batch is None:
+        lines = [given]
+    else:
+        parser = argparse.ArgumentParser(prog=str(args.batch))
+        _add_run_options(parser)
+        tokens = [shlex.split(line, comments=True) for line in args.batch.read_text().splitlines()]
+        lines = [given | _given(parser.parse_args(line)) for line in tokens if line]
+    configs = [
+        SimulationConfig(**dict(zip(line, values, strict=True)))
+        for line in lines
+        for values in itertools.product(*line.values())
+    ]
+    return list(dict.fromkeys(configs))
+
+
+def _given(args) -> dict[str, list]:
+    names = [field.name for field in dataclasses.fields(SimulationConfig)]
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def _add_run_options(parser):
+    group = parser.add_argument_group("options of a run")
+    types = typing.get_type_hints(SimulationConfig)
+    for field in dataclasses.fields(SimulationConfig):
+        choices = field.metadata["choices"]
+        meaning = f"{field.metadata['help']}; default: {field.default}"
+        if field.name == "method":
+            meaning = "; ".join(f"{name}: {what}" for name, what in METHODS.items())
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=_values_of(types[field.name]),
+            metavar=",".join(choices) if choices else field.name.upper(),
+            help=meaning.replace("%", "%%"),
+        )
+
+
+def _values_of(kind):
+    accepted = typing.get_args(kind) or (kind,)
+
+    def parse(text):
+        return [_value(part, accepted) for part in text.split(",")]
+
+    return parse
+
+
+def _value(text, accepted):
+    for kind in (int, float, str):
+        if kind in accepted or (kind is int and float in accepted):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    raise argparse.ArgumentTypeError(f"expected a number, received {text!r}: correct the option")
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", file=sys.stdout, flush=True)

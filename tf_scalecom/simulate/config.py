@@ -1,0 +1,113 @@
+"""The options of one simulated run: checked, stored with its results, and its name."""
+
+import dataclasses
+import math
+
+from tf_scalecom.compression import SELECTIONS, CompressionConfig, check_warmup_steps
+
+METHODS = {
+    "dense": "plain all-reduce",
+    "clt_k": "ScaleCom: the leader's selection for all",
+    "mean_top_k": "oracle: exact top-k of the sum over all learners",
+    "local_top_k": "each learner its own selection; the union grows",
+    "random_k": "random elements, the same on all learners by a shared seed",
+    "power_sgd": "low rank with error feedback, the rival",
+}
+OPTIMIZERS = ("sgd", "adam")
+DECAYS = ("cosine", "linear", "constant")
+PLACEMENTS = ("after", "before")
+MAX_LEARNERS = 256
+# The ratio ramp has this many stages; every stage is a plan of its own.
+RAMP_STAGES = 5
+
+
+def _option(default, help_text, choices=None):
+    return dataclasses.field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulationConfig:
+    """One run. Two runs that differ in `method` alone share initial weights and data."""
+
+    method: str = _option("clt_k", "how gradients become one", tuple(METHODS))
+    learners: int = _option(4, "number of learners, 1 to 256")
+    batch_size: int = _option(32, "examples per learner and step")
+    steps: int = _option(1_000, "training steps")
+    seed: int = _option(0, "seed of initial weights, data order and random choices")
+    optimizer: str = _option("sgd", "inner optimizer", OPTIMIZERS)
+    learning_rate: float = _option(0.1, "peak learning rate")
+    lr_warmup: float = _option(0.1, "share of the steps over which it rises from 0")
+    decay: str = _option("cosine", "how it then falls to 0, if at all", DECAYS)
+    momentum: float = _option(0.0, "momentum; 0 is none")
+    momentum_placement: str = _option(
+        "after",
+        "after: the inner SGD's, on the reduced gradient; before: each learner's own, before "
+        "selection, cleared where it was sent (momentum correction of Deep Gradient Compression)",
+        PLACEMENTS,
+    )
+    compression_ratio: float | str = _option(100, 'elements / kept elements, or "auto"')
+    initial_ratio: float = _option(4, "compression ratio at the start of the ramp, 2 or more")
+    ratio_ramp: int = _option(
+        0, f"steps after warm-up over which the ratio grows, geometrically in {RAMP_STAGES} stages"
+    )
+    selection: str = _option("chunk", "selection of clt_k, local_top_k, random_k", SELECTIONS)
+    chunk_keep: int = _option(1, "elements kept per chunk")
+    beta: float = _option(1.0, "low-pass filter of the residual; 1 is plain error feedback")
+    final_beta: float | None = _option(None, "beta at the end, approached linearly after warm-up")
+    warmup_steps: int = _option(0, "steps at the start whose gradients travel dense")
+    rank: int = _option(1, "rank of power_sgd")
+    record_every: int = _option(50, "steps between rows of records.csv")
+    evaluate_every: int = _option(500, "steps between evaluations")
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            choices = field.metadata["choices"]
+            value = getattr(self, field.name)
+            if choices and value not in choices:
+                _refuse(field.name, value, f"one of {', '.join(choices)}")
+        for name in ("batch_size", "steps", "rank", "record_every", "evaluate_every"):
+            self._check(name, isinstance(getattr(self, name), int) and getattr(self, name) >= 1,
+                        "an integer >= 1")
+        self._check("learners", 1 <= self.learners <= MAX_LEARNERS, f"1 to {MAX_LEARNERS}")
+        self._check("seed", self.seed >= 0, "an integer >= 0")
+        self._check("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0")
+        self._check("lr_warmup", 0 <= self.lr_warmup < 1, "a share in [0, 1)")
+        self._check("momentum", 0 <= self.momentum < 1, "a number in [0, 1)")
+        self._check("ratio_ramp", self.ratio_ramp >= 0, "an integer >= 0")
+        self._check("initial_ratio", self.initial_ratio >= 2, "a number >= 2")
+        check_warmup_steps(self.warmup_steps)
+        self.compression(self.compression_ratio)
+        if self.final_beta is not None:
+            self._check("final_beta", 0 < self.final_beta <= 1, "a number in (0, 1]")
+        if self.ratio_ramp and self.compression_ratio == "auto":
+            _refuse("ratio_ramp", self.ratio_ramp, "0 with compression_ratio auto")
+        if self.momentum and self.optimizer != "sgd":
+            _refuse("momentum", self.momentum, f"0 with {self.optimizer}, which has its own")
+        if self.momentum and self.momentum_placement == "before" and self.method == "power_sgd":
+            _refuse("momentum_placement", "before", "after with power_sgd, which selects nothing")
+
+    def _check(self, name, is_valid, expected):
+        if not is_valid:
+            _refuse(name, getattr(self, name), expected)
+
+    def compression(self, ratio: float | str, selection: str | None = None) -> CompressionConfig:
+        """The arguments of `ScaleComOptimizer` at a ratio, with this or another selection."""
+        return CompressionConfig(
+            ratio, self.beta, (), selection or self.selection, self.chunk_keep, "float32"
+        )
+
+    @property
+    def name(self) -> str:
+        """Method, whatever else is not the default, and the seed: unique, and a file name."""
+        changed = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if field.name not in ("method", "seed") and getattr(self, field.name) != field.default
+        ]
+        return "-".join([self.method, *changed, f"seed={self.seed}"])
+
+
+def _refuse(name, value, expected):
+    raise ValueError(
+        f"`{name}` of a simulation: expected {expected}; received {value!r}. Correct the option."
+    )

@@ -1,0 +1,68 @@
+"""Curves of a folder of runs. matplotlib is an extra: nothing else here needs it."""
+
+import functools
+import pathlib
+from collections.abc import Sequence
+
+from tf_scalecom.simulate import run_files
+
+PICTURE = "curves.png"
+_RECORDS = (
+    ("loss", "training loss of the step"),
+    ("residual_cosine_distance", "cosine distance of residuals"),
+    ("hamming_distance", "Hamming distance to the true top-k / 2k"),
+    ("contraction", "contraction |x - CLT(x)|^2 / |x|^2"),
+    ("build_up", "elements of the sum / elements kept"),
+)
+
+
+@functools.cache
+def pyplot():
+    """matplotlib's, drawing into files; None where it is not installed."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        return None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def column(folder: pathlib.Path, table: str, name: str) -> tuple[list[int], list[float]]:
+    """(steps, values) of a run's column, where it is not empty."""
+    rows = [row for row in run_files.read_table(folder / table) if row.get(name)]
+    return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
+
+
+def draw(folders: Sequence[pathlib.Path], path: pathlib.Path) -> bool:
+    """Draws every measure of the given runs over the steps, and the evaluations.
+
+    Returns:
+      False, and no picture, without matplotlib.
+    """
+    plt = pyplot()
+    if plt is None:
+        return False
+    panels = [(run_files.RECORDS, name, title) for name, title in _RECORDS]
+    evaluated = [f for f in folders if (f / run_files.EVALUATIONS).exists()]
+    if evaluated:
+        first = run_files.read_table(evaluated[0] / run_files.EVALUATIONS)[0]
+        names = [name for name in first if name not in ("step", "bytes_total")]
+        panels = [(run_files.EVALUATIONS, name, f"evaluation: {name}") for name in names] + panels
+    rows = -(-len(panels) // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(12, 3.2 * rows), squeeze=False)
+    for axis, (table, name, title) in zip(axes.flat, panels, strict=False):
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("step")
+        for folder in folders:
+            if (folder / table).exists():
+                axis.plot(*column(folder, table, name), label=folder.name, linewidth=1)
+    for axis in axes.flat[len(panels):]:
+        axis.set_axis_off()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", fontsize=7, bbox_to_anchor=(0.5, 1.0))
+    figure.tight_layout()
+    figure.savefig(path, dpi=90, bbox_inches="tight")
+    plt.close(figure)
+    return True

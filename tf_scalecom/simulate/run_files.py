@@ -1,0 +1,120 @@
+"""The files of a run: its options, its records, the state to go on from, its result."""
+
+import csv
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tf_scalecom.simulate.config import SimulationConfig
+from tf_scalecom.simulate.simulation import MEASURES, Simulation
+
+CONFIG, STATE, RESULT = "config.json", "state.npz", "result.json"
+RECORDS, EVALUATIONS = "records.csv", "evaluations.csv"
+
+
+def open_config(folder: pathlib.Path, config: SimulationConfig) -> None:
+    """Writes the options down, or checks that they are those the folder was begun with.
+
+    Raises:
+      ValueError: they are others.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path, wanted = folder / CONFIG, dataclasses.asdict(config)
+    if not path.exists():
+        _write(path, json.dumps(wanted, indent=1).encode())
+        return
+    found = json.loads(path.read_text())
+    differing = {k: (found.get(k), v) for k, v in wanted.items() if found.get(k) != v}
+    if differing:
+        raise ValueError(
+            f"Expected {folder} to hold a run with the same options; received "
+            + ", ".join(f"{k}: {old!r} there, {new!r} now" for k, (old, new) in differing.items())
+            + ". Choose another folder, or remove this one."
+        )
+
+
+def save_state(folder: pathlib.Path, simulation: Simulation) -> None:
+    """Stores everything a run needs to go on: complete, or the state before."""
+    arrays = {name: variable.numpy() for name, variable in simulation.variables().items()}
+    path = folder / f"{STATE}.new"
+    with path.open("wb") as file:
+        np.savez(
+            file, step=simulation.step, bytes_total=np.float64(simulation.bytes_total), **arrays
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    path.replace(folder / STATE)
+
+
+def restore_state(folder: pathlib.Path, simulation: Simulation) -> None:
+    """Puts a simulation back where its folder's state is; nothing to do without one."""
+    path = folder / STATE
+    if not path.exists():
+        return
+    with np.load(path) as arrays:
+        for name, variable in simulation.variables().items():
+            variable.assign(arrays[name])
+        simulation.step = int(arrays["step"])
+        simulation.bytes_total = float(arrays["bytes_total"])
+
+
+class Table:
+    """A CSV file that grows by a row at a time, of rows {column: value}; the first is the step.
+
+    Args:
+      path: the file.
+      columns: names; None takes them from the first row.
+      last_step: rows beyond are dropped: the run that goes on writes them anew.
+    """
+
+    def __init__(self, path: pathlib.Path, columns: Sequence[str] | None, last_step: int):
+        self._path = path
+        self._columns = columns
+        rows = read_table(path) if path.exists() else []
+        path.unlink(missing_ok=True)
+        for row in rows:
+            if int(row["step"]) <= last_step:
+                self.append(row)
+
+    def append(self, row: Mapping[str, object]) -> None:
+        """Writes a row; columns it does not have stay empty."""
+        is_new = not self._path.exists()
+        with self._path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, self._columns or list(row))
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def open_tables(folder: pathlib.Path, last_step: int) -> tuple[Table, Table]:
+    """The records and the evaluations of a run, up to a step."""
+    records = Table(folder / RECORDS, ("step", *MEASURES), last_step)
+    return records, Table(folder / EVALUATIONS, None, last_step)
+
+
+def read_table(path: pathlib.Path) -> list[dict[str, str]]:
+    """All rows of a `Table`."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_result(folder: pathlib.Path, result: Mapping[str, object]) -> None:
+    """Marks the run as done; its state is of no more use."""
+    _write(folder / RESULT, json.dumps(result, indent=1).encode())
+    (folder / STATE).unlink(missing_ok=True)
+
+
+def read_result(folder: pathlib.Path) -> dict | None:
+    """What `write_result` wrote, None before."""
+    path = folder / RESULT
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(content)
+    new.replace(path)

@@ -1,0 +1,102 @@
+"""A run from its folder: started, gone on with, or already done."""
+
+import pathlib
+import time
+from collections.abc import Callable
+
+from tf_scalecom.simulate import run_files
+from tf_scalecom.simulate.config import SimulationConfig
+from tf_scalecom.simulate.simulation import Diverged, Simulation
+from tf_scalecom.simulate.task import Task
+
+
+def run_folder(out: pathlib.Path, config: SimulationConfig) -> pathlib.Path:
+    """Where a run's files are, under a folder of many runs."""
+    return out / config.name
+
+
+def run(
+    task: Task,
+    config: SimulationConfig,
+    folder: pathlib.Path,
+    save_seconds: float = 300.0,
+    report: Callable[[str], None] = print,
+) -> dict:
+    """Trains to the end, from where the folder's state is, if it has one.
+
+    A run that was killed and goes on ends as if it had not been killed, bit for bit, on the same
+    machine under TensorFlow's op determinism.
+
+    Args:
+      task: model and data.
+      config: the options.
+      folder: for this run alone.
+      save_seconds: time between saved states.
+      report: takes a line of progress.
+
+    Returns:
+      {"step", "bytes_total", "diverged", the last evaluation's figures unless it diverged}, which
+      result.json holds.
+    """
+    run_files.open_config(folder, config)
+    if (result := run_files.read_result(folder)) is not None:
+        report(f"already done: {_figures(result)}")
+        return result
+    simulation = Simulation(task, config)
+    run_files.restore_state(folder, simulation)
+    records, evaluations = run_files.open_tables(folder, last_step=simulation.step)
+    clock = _Clock(simulation.step, config.steps)
+    last_save = time.monotonic()
+    evaluation: dict = {}
+    diverged = False
+    while simulation.step < config.steps and not diverged:
+        next_step = simulation.step + 1
+        is_record = next_step % config.record_every == 0 or next_step == config.steps
+        try:
+            measured = simulation.advance(measure=is_record)
+        except Diverged as end:
+            report(str(end))
+            diverged = True
+            continue
+        if is_record:
+            records.append({"step": simulation.step, **measured})
+        if simulation.step % config.evaluate_every == 0 or simulation.step == config.steps:
+            evaluation = task.evaluate(simulation.model)
+            row = {"step": simulation.step, "bytes_total": simulation.bytes_total, **evaluation}
+            evaluations.append(row)
+        if is_record:
+            report(f"{clock.progress(simulation.step)}, loss {measured['loss']:.4f}"
+                   + (f", {_figures(evaluation)}" if evaluation else ""))
+        if time.monotonic() - last_save >= save_seconds:
+            run_files.save_state(folder, simulation)
+            last_save = time.monotonic()
+    result = {
+        "step": simulation.step,
+        "bytes_total": simulation.bytes_total,
+        "diverged": diverged,
+        **({} if diverged else evaluation),
+    }
+    run_files.write_result(folder, result)
+    return result
+
+
+class _Clock:
+    """Says how far a run is and how long the rest will take."""
+
+    def __init__(self, first_step: int, steps: int):
+        self._first_step = first_step
+        self._steps = steps
+        self._start = time.monotonic()
+
+    def progress(self, step: int) -> str:
+        per_step = (time.monotonic() - self._start) / (step - self._first_step)
+        left = round(per_step * (self._steps - step))
+        rate = f"{1 / per_step:.2f} steps/s, {left // 60}:{left % 60:02d} min left"
+        return f"step {step:,} of {self._steps:,}, {rate}"
+
+
+def _figures(values: dict) -> str:
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values.items()
+    )

@@ -1,0 +1,90 @@
+"""What is trained: the interface that models/ plug into, and the order of the data."""
+
+import importlib.util
+import pathlib
+import sys
+from typing import Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+FACTORY = "build_task"
+
+
+class Task(Protocol):
+    """A model with its data.
+
+    Attributes:
+      train_size: number of training examples.
+    """
+
+    train_size: int
+
+    def build_model(self) -> keras.Model:
+        """A new model; its initial weights follow from Keras's random seed alone."""
+
+    def batch(self, indices: np.ndarray):
+        """The training examples of the given indices, as a nest of arrays of fixed shapes."""
+
+    def loss(self, model: keras.Model, batch) -> tf.Tensor:
+        """Mean training loss of a batch, a scalar. Called inside a `tf.function`."""
+
+    def evaluate(self, model: keras.Model) -> dict[str, float]:
+        """Figures of merit on held-out data; always the same names."""
+
+
+def load_task(path: pathlib.Path) -> Task:
+    """Imports a Python file, whose neighbours it may import by bare name, and builds its task.
+
+    Raises:
+      ValueError: there is no such file, or it defines no `build_task`.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"Expected a Python file that defines {FACTORY}(); received {str(path)!r}, which is "
+            "not a file here. Try models/image/task.py from the root of the repository."
+        )
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(f"simulated_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    factory = getattr(module, FACTORY, None)
+    if factory is None:
+        raise ValueError(
+            f"Expected {path} to define {FACTORY}(), which returns a task; received a file "
+            f"without it. See tf_scalecom/simulate/task.py for what a task is."
+        )
+    return factory()
+
+
+class DataOrder:
+    """Which examples each learner sees in each step: a function of seed and step alone.
+
+    Every epoch is a new permutation of all examples, of which the batches of learner 0, 1, ... of
+    step 0, then those of step 1, ... are consecutive pieces. So methods with the same seed see the
+    same data, a run that goes on after a kill needs no position, and one learner with a batch of
+    n * b sees the data of n learners with b each.
+    """
+
+    def __init__(self, train_size: int, learners: int, batch_size: int, seed: int):
+        self._train_size = train_size
+        self._learners = learners
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch, self._permutation = -1, np.empty(0, np.int64)
+
+    def indices(self, step: int, learner: int) -> np.ndarray:
+        """int64 [batch size]."""
+        start = (step * self._learners + learner) * self._batch_size
+        positions = np.arange(start, start + self._batch_size)
+        epochs, places = np.divmod(positions, self._train_size)
+        return np.concatenate(
+            [self._permuted(epoch)[places[epochs == epoch]] for epoch in np.unique(epochs)]
+        )
+
+    def _permuted(self, epoch: int) -> np.ndarray:
+        if epoch != self._epoch:
+            rng = np.random.default_rng([self._seed, epoch])
+            self._epoch, self._permutation = epoch, rng.permutation(self._train_size)
+        return self._permutation
