@@ -50,6 +50,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
     def _initialize_multi_worker(self, cluster_resolver):
         cluster = cluster_lib.find_cluster(cluster_resolver)
+        self._peers = cluster.peers
         if context.context()._collective_ops_server_def is not None:
             # A strategy before this one started the process's one server.
             self._std_server_started = True
@@ -99,12 +100,13 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             )
             for stock in (self._host_cross_device_ops, self._cross_device_ops)
         )
-        if self._num_workers > 1 and limit > 0:
+        if self._num_workers > 1:
             launchers = [
                 *self._cross_device_ops._launchers,
                 *self._host_cross_device_ops._launchers,
             ]
-            self._watchdog = Watchdog(launchers, f"{self._task_type} {self._task_id}", limit)
+            name = f"{self._task_type} {self._task_id}"
+            self._watchdog = Watchdog(launchers, name, self._peers, limit)
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         if replica_id > 0 or self._num_workers == 1:

@@ -1,17 +1,19 @@
-"""Ends collectives that wait for another worker longer than a limit.
+"""Ends collectives that wait for a worker which will not come, and says which one.
 
-TensorFlow notices a worker that died or was stopped, but not one that lives and does not come: it
-sleeps in Python, sits in a debugger, or has left the training loop. TensorFlow's own limit for
-collectives (`CommunicationOptions.timeout_seconds`) starts a thread for each call that lives as
-long as the limit, so it serves for debugging only. One thread that looks at the launchers' counts
-from time to time does the same at no cost.
+TensorFlow notices a worker that died, but depending on who waited for whom it takes up to its
+heartbeat limit, and if it is the first worker it does not name it. It does not notice at all a
+worker that lives and does not come: it sleeps in Python, sits in a debugger, or has left the
+training loop. TensorFlow's own limit for collectives (`CommunicationOptions.timeout_seconds`)
+starts a thread for each call that lives as long as the limit, so it serves for debugging only. One
+thread that looks at the launchers' counts once a second does all this and costs a step nothing.
 """
 
 import atexit
+import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -19,8 +21,14 @@ from tensorflow.python.eager import context
 from tf_scalecom.collectives import CollectiveLauncher
 
 DEFAULT_SECONDS = 600.0
-_LOOKS_PER_LIMIT = 8
-_LONGEST_PAUSE_SECONDS = 10.0
+_PAUSE_SECONDS = 1.0
+# When a collective has been under way for this long, and again after as long, the peers are asked
+# for a sign of life. TensorFlow answers in threads of its own, however busy Python is: a process
+# that leaves two questions in a row unanswered is stopped, or its machine out of reach.
+_ASK_AFTER_SECONDS = 3.0
+_ANSWER_SECONDS = 4.0
+_LOOK_UP_SECONDS = 1.0
+_SILENT = "does not answer: it is stopped, or out of reach"
 
 
 class Watchdog:
@@ -28,14 +36,25 @@ class Watchdog:
 
     Args:
         launchers: the launchers.
-        name: what to call this process in the message, e.g. "worker 0".
-        limit_seconds: the longest that one collective may take.
+        name: this process's task, e.g. "worker 0".
+        peers: the tasks that take part in the collectives with it, name -> address.
+        limit_seconds: the longest that one collective may take; 0 is no limit, so that only a
+            worker that has died or is stopped ends the wait.
     """
 
-    def __init__(self, launchers: Sequence[CollectiveLauncher], name: str, limit_seconds: float):
-        self._launchers = launchers
+    def __init__(
+        self,
+        launchers: Sequence[CollectiveLauncher],
+        name: str,
+        peers: Mapping[str, str],
+        limit_seconds: float,
+    ):
         self._name = name
-        self._limit = limit_seconds
+        self._peers = peers
+        self._limit = limit_seconds or float("inf")
+        # Number of the call under way on each launcher, and when it was first seen.
+        self._seen = {launcher: (None, 0.0) for launcher in launchers}
+        self._announced = False
         self._stopped = threading.Event()
         # Daemon: the end of the main thread is the end of training. It must not be inside
         # TensorFlow, though, when the interpreter goes.
@@ -49,30 +68,109 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self):
-        # Number of the call under way, and when it was first seen.
-        seen = {launcher: (None, 0.0) for launcher in self._launchers}
-        while not self._stopped.wait(min(self._limit / _LOOKS_PER_LIMIT, _LONGEST_PAUSE_SECONDS)):
-            now = time.monotonic()
-            for launcher in self._launchers:
-                # In this order: a call that ends in between is not taken for one under way.
-                begun, ended = launcher.begun.numpy(), launcher.ended.numpy()
-                number, since = seen[launcher]
-                if begun == ended:
-                    seen[launcher] = (None, now)
-                elif begun != number:
-                    seen[launcher] = (begun, now)
-                elif now - since > self._limit:
-                    self._abort(now - since)
+        asked_at = 0.0
+        while not self._stopped.wait(_PAUSE_SECONDS):
+            waited = self._longest_wait()
+            self._announce(waited > self._limit / 2)
+            if waited > self._limit:
+                self._abort_late(waited)
+                return
+            asked_at = min(asked_at, waited)  # the next call begins at 0 again
+            if waited - asked_at >= _ASK_AFTER_SECONDS:
+                asked_at = waited
+                if self._abort_if_gone(waited):
                     return
 
-    def _abort(self, seconds):
-        context.context().abort_collective_ops(
-            tf.errors.DEADLINE_EXCEEDED,
-            f"tf_scalecom: {self._name} has waited {seconds:.0f} s in a collective for another "
-            "worker, which is alive but does not take part: it may sleep, sit in a debugger, have "
-            "raised an error or left its training loop. Look at the logs of all workers; all must "
-            "make the same calls. CommunicationOptions(timeout_seconds=...) sets the limit.",
+    def _longest_wait(self):
+        """For how many seconds a collective has been under way; 0 if none is."""
+        now = time.monotonic()
+        for launcher, (number, _) in self._seen.items():
+            # In this order: a call that ends in between is not taken for one under way.
+            begun, ended = launcher.begun.numpy(), launcher.ended.numpy()
+            if begun == ended:
+                self._seen[launcher] = (None, now)
+            elif begun != number:
+                self._seen[launcher] = (begun, now)
+        return max(now - since for _, since in self._seen.values())
+
+    def _abort_if_gone(self, waited):
+        gone = []
+        for peer in self._peers:
+            fault = _fault(peer) and _fault(peer)
+            if fault is not None:
+                gone.append(f"{_full_name(peer)} ({self._peers[peer]}), which {fault}")
+            if fault == _SILENT or self._stopped.is_set():
+                break  # no time for more questions; one who fails lets the others know
+        if gone:
+            self._abort(
+                tf.errors.UNAVAILABLE,
+                f"has waited {waited:.0f} s in a collective for {'; '.join(gone)}. Look for the "
+                "cause in the log there; one that ends without a word may have been killed for "
+                "want of memory.",
+            )
+        return bool(gone)
+
+    def _announce(self, waits):
+        """Tells the peers, who may look it up, whether this worker waits in a collective."""
+        if waits == self._announced:
+            return
+        self._announced = waits
+        with contextlib.suppress(tf.errors.OpError):  # it only improves a message
+            if waits:
+                context.context().set_config_key_value(_waits_key(self._name), "waits")
+            else:
+                context.context().delete_config_key_value(_waits_key(self._name))
+
+    def _abort_late(self, waited):
+        absent = ", ".join(_full_name(peer) for peer in self._peers if not _waits(peer))
+        whom = (
+            f"{absent}, alive but in no collective: asleep, in a debugger, or out of the training "
+            "loop (an error, another number of steps)"
+            if absent
+            else "the others, which wait too: they have made other calls"
         )
+        self._abort(
+            tf.errors.DEADLINE_EXCEEDED,
+            f"has waited {waited:.0f} s in a collective for {whom}. Look at the logs of all "
+            "workers; all must make the same calls. CommunicationOptions(timeout_seconds=...) "
+            "sets the limit.",
+        )
+
+    def _abort(self, code, message):
+        context.context().abort_collective_ops(code, f"tf_scalecom: {self._name} {message}")
+
+
+def _full_name(task):
+    """TensorFlow's name of a task such as "worker 1"."""
+    job, _, index = task.partition(" ")
+    return f"/job:{job}/task:{index}"
+
+
+def _fault(task):
+    """What is wrong with the process of a task; None if it answers."""
+    name = _full_name(task).replace("/task", "/replica:0/task")
+    try:
+        context.context().check_collective_ops_peer_health(name, int(_ANSWER_SECONDS * 1000))
+    except tf.errors.DeadlineExceededError:
+        return _SILENT
+    except tf.errors.UnavailableError:
+        return "has ended: nothing answers there"
+    except tf.errors.FailedPreconditionError:
+        return "has ended: another process answers there"
+    return None
+
+
+def _waits_key(task):
+    return f"tf_scalecom/waits/{task}"
+
+
+def _waits(task):
+    """Whether a peer says that it waits in a collective."""
+    try:
+        context.context().get_config_key_value(_waits_key(task), int(_LOOK_UP_SECONDS * 1000))
+    except tf.errors.OpError:
+        return False
+    return True
 
 
 def _stop(reference):
