@@ -172,6 +172,43 @@ sys.exit({code})
     assert eventually(lambda: all(gone(launch.pid(f"child-{rank}")) for rank in (0, 1)))
 
 
+# Restarts.
+
+COUNT_STARTS = """
+starts = here / f"starts-{rank}"
+start = int(starts.read_text()) + 1 if starts.exists() else 1
+starts.write_text(str(start))
+"""
+
+
+def test_after_a_failure_all_workers_start_again(launch):
+    code = launch(
+        COUNT_STARTS
+        + """
+print("start", start)
+if start == 1 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+if start == 1: time.sleep(60)
+""",
+        max_restarts=3,
+    )
+    assert code == 0
+    assert [launch.log(rank) for rank in (0, 1)] == ["start 1\nstart 2\n"] * 2
+    said = [line for line in launch.output.splitlines() if line.startswith("[run] ")]
+    failure = said.index("[run] worker 1 failed: ended by signal 9 (SIGKILL). Its last lines:")
+    assert said[failure + 1] == "[run]     start 1"
+    restart = said.index("[run] restarting all workers: restart 1 of 3")
+    assert restart > failure
+    assert said[-1].startswith("[run] every worker finished after restart 1 of 3")
+
+
+def test_restarts_run_out(launch):
+    code = launch(COUNT_STARTS + "if rank == 0: sys.exit(start)\ntime.sleep(60)", max_restarts=2)
+    assert code == 3
+    assert launch.pid("starts-0") == launch.pid("starts-1") == 3
+    assert "[run] restarting all workers: restart 2 of 2\n" in launch.output
+    assert launch.output.endswith("[run] no restart left of 2: giving up\n")
+
+
 # Signals.
 
 
@@ -184,6 +221,14 @@ def send_when_ready(launch: Launch, signum: int, *names: str) -> None:
                 os.kill(os.getpid(), signum)
 
     threading.Thread(target=send, daemon=True).start()
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_without_a_restart(launch, signum, code):
+    send_when_ready(launch, signum, "starts-1")
+    assert launch(COUNT_STARTS + "time.sleep(60)", max_restarts=5) == code
+    assert launch.pid("starts-1") == 1
+    assert "restart" not in launch.output
 
 
 @pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -335,6 +380,7 @@ def test_a_reserved_port_is_closed_to_others_and_open_to_the_worker():
         (["run", "-n", "2", "-m"], "expected a module after -m"),
         (["run", "-n", "2", "--env", "A", "x.py"], "expected KEY=VALUE, received 'A'"),
         (["run", "-n", "2", "--grace-seconds", "-1", "x.py"], "expected a number of seconds"),
+        (["run", "-n", "2", "--max-restarts", "-1", "x.py"], "expected a whole number of restarts"),
     ],
 )
 def test_bad_arguments_say_what_was_expected(arguments, message, capsys):

@@ -27,7 +27,7 @@ def _add_run(commands) -> None:
         "       %(prog)s -n N [options] -m module [module arguments]",
         description="Start N workers of one script on this machine, each with its TF_CONFIG. Their "
         "output is shown line by line and stored in one log file per worker. When one fails, all "
-        "end.",
+        "end, or start again (--max-restarts).",
     )
     parser.add_argument(
         "-n",
@@ -54,9 +54,17 @@ def _add_run(commands) -> None:
     parser.add_argument(
         "--grace-seconds",
         type=_seconds,
-        default=10.0,
+        default=launcher.GRACE_SECONDS,
         metavar="S",
-        help="how long workers may take to end before they are killed; default: 10",
+        help="how long workers may take to end before they are killed; default: %(default)g",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=_restart_count,
+        default=0,
+        metavar="K",
+        help="after a failure start all workers again, up to K times; for scripts that back up "
+        "their training and carry on from there; default: 0",
     )
     # "-m" takes the rest of the line, as it does for Python itself.
     parser.add_argument("-m", nargs=argparse.REMAINDER, dest="module", help=argparse.SUPPRESS)
@@ -83,6 +91,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             log_dir=args.log_dir,
             env=dict(args.env),
             grace_seconds=args.grace_seconds,
+            max_restarts=args.max_restarts,
             stream=sys.stdout,
         )
     except BrokenPipeError:
@@ -112,6 +121,14 @@ def _worker_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(
             f"expected a whole number of workers, 1 or more, received {text!r}: try -n 2"
+        )
+    return int(text)
+
+
+def _restart_count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of restarts, 0 or more, received {text!r}: try 3"
         )
     return int(text)
 

@@ -21,20 +21,28 @@ _LINES_SHOWN_ON_FAILURE = 25
 _LOG_READ_BYTES = 1 << 20
 
 
+# Longer than workers need to notice that one of them is gone, and to say so (watchdog.py).
+GRACE_SECONDS = 20.0
+
+
 def run(
     command: Sequence[str],
     num_workers: int,
     *,
     log_dir: str | os.PathLike | None = None,
     env: Mapping[str, str] | None = None,
-    grace_seconds: float = 10.0,
+    grace_seconds: float = GRACE_SECONDS,
+    max_restarts: int = 0,
     stream: TextIO,
 ) -> int:
     """Run `command` as `num_workers` workers until all end; returns the exit code to end with.
 
-    When a worker fails the others get SIGTERM, and after the grace time SIGKILL. SIGINT, SIGTERM
-    and SIGHUP are passed on to the workers, with the same grace time; a second one kills them. A
-    group that failed because a port was taken is started again with other ports.
+    When a worker fails the others get SIGTERM, and after the grace time SIGKILL. Then, for
+    `max_restarts` times, whatever the failure was, all are started again, on other ports; a script
+    that backs up its training carries on where the backup was made. SIGINT, SIGTERM and SIGHUP are
+    passed on to the workers, with the same grace time; a second one kills them, and nothing is
+    started again. A group that failed because a port was taken is started again with other ports,
+    which does not count as a restart.
 
     Args:
         command: program and arguments, the same for each worker; TF_CONFIG tells them apart.
@@ -42,34 +50,61 @@ def run(
         log_dir: where worker i's output is appended to `worker-i.log`; a new directory by default.
         env: environment variables over those of this process.
         grace_seconds: how long workers that were asked to end may take.
+        max_restarts: how often all workers are started again after a failure.
         stream: where the workers' output and the launcher's messages go.
 
     Returns:
-        0 if every worker ended with 0; the code of the first worker that failed, or 128 + the
-        signal that ended it; 128 + the signal if the launcher itself got one.
+        0 if every worker ended with 0, after a restart or without; otherwise, of the last start,
+        the code of the first worker that failed, or 128 + the signal that ended it; 128 + the
+        signal if the launcher itself got one.
     """
     log_dir = Path(log_dir or tempfile.mkdtemp(prefix="tf_scalecom-run-"))
     display = OutputDisplay(stream, num_workers)
     with _received_signals() as received:
-        for attempt in range(1, _PORT_ATTEMPTS + 1):
-            with LocalCluster([command] * num_workers, log_dir=log_dir, env=env) as cluster:
-                display.note(f"workers at {', '.join(cluster.addresses)}; logs in {log_dir}")
-                watch = _Watch(cluster, display, received, grace_seconds)
-                watch.until_all_ended()
-            failed = watch.first_failed
-            if received or failed is None or not _port_was_taken(failed):
+        for restart in range(max_restarts + 1):
+            if restart:
+                display.note(f"restarting all workers: restart {restart} of {max_restarts}")
+            failed = _run_once(
+                [command] * num_workers, log_dir, env, display, received, grace_seconds
+            )
+            if received or failed is None:
                 break
-            if attempt < _PORT_ATTEMPTS:
-                display.note(f"worker {failed.index}: its port was taken; trying other ports")
     if received:
         display.note(f"interrupted; logs in {log_dir}")
         return 128 + received[0]
     if failed is None:
-        display.note(f"every worker finished; logs in {log_dir}")
+        after = f" after restart {restart} of {max_restarts}" if restart else ""
+        display.note(f"every worker finished{after}; logs in {log_dir}")
         return 0
-    display.note(_failure_report(failed, cluster))
+    if max_restarts:
+        display.note(f"no restart left of {max_restarts}: giving up")
     code = failed.poll()
     return 128 - code if code < 0 else code
+
+
+def _run_once(
+    commands: Sequence[Sequence[str]],
+    log_dir: Path,
+    env: Mapping[str, str] | None,
+    display: OutputDisplay,
+    received: list[int],
+    grace_seconds: float,
+) -> LocalWorker | None:
+    """Start the workers and see them to their end; returns the first that failed, if any."""
+    attempts = 0
+    while True:
+        with LocalCluster(commands, log_dir=log_dir, env=env) as cluster:
+            display.note(f"workers at {', '.join(cluster.addresses)}; logs in {log_dir}")
+            watch = _Watch(cluster, display, received, grace_seconds)
+            watch.until_all_ended()
+        failed = watch.first_failed
+        if received or failed is None:
+            return failed
+        attempts += 1
+        if attempts == _PORT_ATTEMPTS or not _port_was_taken(failed):
+            display.note(_failure_report(failed, cluster))
+            return failed
+        display.note(f"worker {failed.index}: its port was taken; trying other ports")
 
 
 class _Watch:
