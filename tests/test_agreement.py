@@ -19,20 +19,20 @@ def test_differences_name_place_values_and_workers():
     assert differences([common] * 3, NAMES) == []
     wider = {"beta": 0.3, "variables": [[[4, 6], "float32"]]}
     assert differences([common, common, wider], NAMES) == [
-        "variables.0.0.1 is 5 on worker 0, worker 1; 6 on worker 2"
+        "variables.0.0.1: 5 (worker 0, worker 1), 6 (worker 2)"
     ]
     longer = {"beta": 0.3, "variables": [[[4, 5], "float32"], [[], "float32"]]}
     assert differences([common, longer], NAMES[:2]) == [
-        "variables.length is 1 on worker 0; 2 on worker 1",
-        "variables.1.length is nothing on worker 0; 2 on worker 1",
-        "variables.1.0.length is nothing on worker 0; 0 on worker 1",
-        "variables.1.1 is nothing on worker 0; 'float32' on worker 1",
+        "variables.length: 1 (worker 0), 2 (worker 1)",
+        "variables.1.length: nothing (worker 0), 2 (worker 1)",
+        "variables.1.0.length: nothing (worker 0), 0 (worker 1)",
+        "variables.1.1: nothing (worker 0), 'float32' (worker 1)",
     ]
 
 
 def test_a_long_list_of_differences_is_cut_and_counted():
-    with pytest.raises(ValueError, match=r"(?s)0 is 0 on worker 0.*and 5 more differences"):
-        check_alike("numbers", [list(range(10)), list(range(1, 11))], NAMES[:2])
+    with pytest.raises(ValueError, match=r"(?s)0: 0 \(worker 0\).*and 5 more diff.*Do"):
+        check_alike("numbers", [list(range(10)), list(range(1, 11))], NAMES[:2], "Do it.")
 
 
 def build_differently(strategy, arguments, momentum):
@@ -51,12 +51,12 @@ def build_differently(strategy, arguments, momentum):
 @pytest.mark.parametrize(
     ("arguments", "momentum", "difference"),
     [
-        ([{"beta": 0.5}, {}], (0.0, 0.0), "beta is 0.5 on worker 0; 1.0 on worker 1"),
-        ([{}, {"warmup_steps": 3}], (0.0, 0.0), "warmup_steps is 0 on worker 0; 3 on worker 1"),
+        ([{"beta": 0.5}, {}], (0.0, 0.0), "beta: 0.5 (worker 0), 1.0 (worker 1)"),
+        ([{}, {"warmup_steps": 3}], (0.0, 0.0), "warmup_steps: 0 (worker 0), 3 (worker 1)"),
         (
             [{}, {}],
             (0.9, 0.5),
-            "inner_optimizer.config.momentum is 0.9 on worker 0; 0.5 on worker 1",
+            "inner_optimizer.config.momentum: 0.9 (worker 0), 0.5 (worker 1)",
         ),
         # Names are made unique by counting, in each process for itself.
         ([{"name": "a"}, {"name": "b"}], (0.0, 0.0), None),
@@ -96,5 +96,5 @@ def test_different_versions_and_devices_fail_on_all_workers(tmp_path):
         assert workers.poll() == [1, 1]
         for worker in workers.workers:
             log = worker.log_path.read_text()
-            assert f"tf_scalecom is '{sc.__version__}' on worker 0; '0.0.9' on worker 1" in log
-            assert "local devices is 1 on worker 0; 2 on worker 1" in log
+            assert f"tf_scalecom: '{sc.__version__}' (worker 0), '0.0.9' (worker 1)" in log
+            assert "local devices: 1 (worker 0), 2 (worker 1)" in log

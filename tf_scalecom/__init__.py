@@ -1,6 +1,6 @@
 """ScaleCom sparse gradient reduction for TensorFlow and Keras 3."""
 
-from tf_scalecom import ops
+from tf_scalecom import callbacks, ops
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.optimizer import ScaleComOptimizer
 from tf_scalecom.report import CompressionReport, CompressionRow
@@ -14,5 +14,6 @@ __all__ = [
     "ScaleComAllReduce",
     "ScaleComOptimizer",
     "__version__",
+    "callbacks",
     "ops",
 ]

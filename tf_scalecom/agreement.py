@@ -19,7 +19,7 @@ def differences(descriptions: Sequence, names: Sequence[str]) -> list[str]:
 
     Returns:
         One line for each value that is not the same everywhere, e.g.
-        "inner.momentum is 0.9 on worker 0, worker 2; 0.5 on worker 1".
+        "inner.momentum: 0.9 (worker 0, worker 2), 0.5 (worker 1)".
     """
     flat = [dict(_flattened(description)) for description in descriptions]
     lines = []
@@ -29,17 +29,19 @@ def differences(descriptions: Sequence, names: Sequence[str]) -> list[str]:
             value = repr(description[place]) if place in description else _ABSENT
             holders.setdefault(value, []).append(name)
         if len(holders) > 1:
-            values = (f"{value} on {', '.join(who)}" for value, who in holders.items())
-            lines.append(f"{place} is {'; '.join(values)}")
+            values = (f"{value} ({', '.join(who)})" for value, who in holders.items())
+            lines.append(f"{place}: {', '.join(values)}")
     return lines
 
 
-def check_alike(what: str, descriptions: Sequence, names: Sequence[str]) -> None:
+def check_alike(what: str, descriptions: Sequence, names: Sequence[str], advice: str) -> None:
     """Raises unless all descriptions are equal.
 
     Args:
-        what: the thing described, e.g. "ScaleComOptimizer".
+        what: the thing described and where it should be alike, e.g. "ScaleComOptimizer on all
+            workers".
         descriptions, names: as in `differences`.
+        advice: what to do about a difference.
 
     Raises:
         ValueError: They are not; the message lists the differences.
@@ -48,9 +50,9 @@ def check_alike(what: str, descriptions: Sequence, names: Sequence[str]) -> None
     if lines:
         more = [f"and {len(lines) - _SHOWN} more differences"] if len(lines) > _SHOWN else []
         raise ValueError(
-            f"{what}: expected the same on all workers, received differences:\n  "
+            f"{what}: expected no difference, received\n  "
             + "\n  ".join(lines[:_SHOWN] + more)
-            + "\nStart all workers from the same program, arguments and installed packages."
+            + f"\n{advice}"
         )
 
 

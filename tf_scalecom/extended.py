@@ -2,6 +2,7 @@
 
 import copy
 import json
+import weakref
 
 import keras
 import numpy as np
@@ -23,6 +24,7 @@ from tf_scalecom import cluster as cluster_lib
 from tf_scalecom import empty_batches, keras_epochs
 from tf_scalecom.agreement import check_alike
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
+from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.version import __version__
 from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
 
@@ -32,6 +34,13 @@ _SHUTDOWN_SECONDS = 10
 # TensorFlow starts both afresh for each strategy, and so gives the second one in a process the
 # group and instance keys of the first, for variables of other shapes.
 _collective_keys = cross_device_utils.CollectiveKeys()
+
+_SKIP_ADVICE = (
+    "Loss scaling found a gradient that was not finite in each of them, on some worker. A few at "
+    "the start are normal; so many mean that a lower loss scale does not help: look for NaN and "
+    "infinities in the data and the loss, or lower the learning rate."
+)
+_skip_warnings = weakref.WeakKeyDictionary()  # by Keras's LossScaleOptimizer
 
 
 class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
@@ -135,7 +144,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
         return initial_value
 
-    def _gather_from_workers(self, value):
+    def gather_from_workers(self, value):
         """Returns the values that the workers pass here, in the workers' order.
 
         Args:
@@ -166,7 +175,12 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 if job in self._cluster_spec.jobs
                 for index in self._cluster_spec.task_indices(job)
             ]
-            check_alike(what, self._gather_from_workers(description), names)
+            check_alike(
+                f"{what} on all workers",
+                self.gather_from_workers(description),
+                names,
+                "Start all workers with the same program, arguments and installed packages.",
+            )
 
     def _call_for_each_replica(self, fn, args, kwargs):
         self._refuse_xla()
@@ -189,6 +203,10 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 self._empty = None
         if _is_finite_check(fn):
             result = self._all_true(result)
+            loss_scaling = fn.__self__
+            warning = _skip_warnings.setdefault(loss_scaling, SkipWarning(_SKIP_ADVICE))
+            step = loss_scaling.iterations  # loss scaling's skipped steps do not count there
+            tf.cond(result, lambda: None, lambda: warning.count(step, next_step=step))
         return result
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):

@@ -10,7 +10,14 @@ import tensorflow as tf
 
 from tf_scalecom.compression import CompressionConfig, check_warmup_steps
 from tf_scalecom.report import CompressionReport, compression_report
+from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.update_step import CompressionState, UpdateStep, scalecom_ops
+
+_SKIP_ADVICE = (
+    "A gradient was not finite in each of them, on some worker, so the model has not changed. Look "
+    "for NaN and infinities in the data and the loss, lower the learning rate or have the "
+    "optimizer clip gradients; callbacks.TerminateOnNaN ends such a training."
+)
 
 
 def _of_inner(name):
@@ -140,7 +147,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 stack.enter_context(self._distribution_strategy.scope())
             for position in layout.compressed:
                 residuals[position] = self._add_residual(variables[position], position)
-        self._state = CompressionState(layout, residuals, self._skipped_steps, self.warmup_steps)
+        self._state = CompressionState(
+            layout, residuals, self._skipped_steps, self.warmup_steps, SkipWarning(_SKIP_ADVICE)
+        )
         self.inner_optimizer.build(variables)
         self._trainable_variables = list(variables)
         self.built = True
@@ -188,6 +197,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             )
             for position, residual in self._state.residuals.items()
         }
+
+    @property
+    def residual_variables(self) -> list[keras.Variable]:
+        """The float32 variables behind `residuals`; each replica has a value of its own."""
+        self._check_built("residual_variables")
+        return list(self._state.residuals.values())
 
     @property
     def skipped_steps(self):

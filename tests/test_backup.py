@@ -1,0 +1,327 @@
+"""Backups: training goes on where it was, in new processes, on as many workers or on others."""
+
+import json
+import resource
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_multi_worker import digest, digits
+from worker_cluster import WorkerCluster
+
+import tf_scalecom as sc
+from tf_scalecom.backup import BackupError, BackupFolder
+
+STEPS = 10  # of an epoch
+BATCH = 8
+
+
+def build(strategy, units=64, warmup_steps=5, beta=0.3):
+    """With all kinds of state: slots, residuals, moving averages, random seeds."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((20,)),
+                keras.layers.Dense(units, activation="relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.2, seed=3),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(10),
+            ]
+        )
+        model.compile(
+            sc.ScaleComOptimizer(
+                keras.optimizers.SGD(0.05, momentum=0.9),
+                compression_ratio=100,
+                beta=beta,
+                warmup_steps=warmup_steps,
+            ),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    return model
+
+
+class Residuals(keras.callbacks.Callback):
+    """Keeps the residuals as they are when training starts; comes after the restore."""
+
+    def on_train_begin(self, logs=None):
+        self.at_start = self.model.optimizer.residuals
+
+
+def train(strategy, epochs, folder=None, **arguments):
+    """Trains on this worker's own data; what comes out is equal to the bit or it is not."""
+    rank = strategy.extended._id_in_cluster
+    local = len(strategy.extended.worker_devices)
+    x, y = digits(STEPS * BATCH * local, seed=rank)
+    data = strategy.distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    )
+    model = build(strategy, **arguments)
+    seen = Residuals()
+    callbacks = [seen]
+    if folder:
+        callbacks.insert(0, sc.callbacks.BackupAndRestore(folder, delete_checkpoint=False))
+    history = model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
+    own = [part.tobytes() for parts in model.optimizer.residuals.values() for part in parts]
+    return {
+        "weights": digest(model.trainable_variables),
+        "own": [*own, digest(model.non_trainable_variables)],
+        "slots": digest(model.optimizer.inner_optimizer.variables),
+        "epochs": history.epoch,
+        "residuals_at_start": seen.at_start,
+        "iterations": int(model.optimizer.iterations.numpy()),
+    }
+
+
+def assert_same_end(results, expected):
+    for result, straight in zip(results, expected, strict=True):
+        for part in ("weights", "own", "slots", "iterations"):
+            assert result[part] == straight[part], part
+
+
+@pytest.mark.parametrize("logical_cpus", [1, 2])
+def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus):
+    """20 steps straight equal 10, a backup, the end of the processes, and 10 more."""
+    first = cluster(2, logical_cpus=logical_cpus)
+    folder = str(tmp_path / "backup")
+    straight = first.run(train, 2, timeout=120)
+    first.run(train, 1, folder, timeout=120)
+    again = WorkerCluster(2, logical_cpus=logical_cpus, log_dir=tmp_path / "logs")
+    try:
+        results = again.run(train, 2, folder, timeout=120)
+    finally:
+        again.close()
+    assert [result["epochs"] for result in results] == [[1]] * 2
+    assert_same_end(results, straight)
+    assert len({result["weights"] for result in results}) == 1
+    # The residuals differ from worker to worker, or this would show little.
+    assert results[0]["own"] != results[1]["own"]
+
+
+def test_warm_up_goes_on_where_it_was(cluster, tmp_path):
+    straight = cluster(2).run(train, 2, warmup_steps=15, timeout=120)
+    cluster(2).run(train, 1, str(tmp_path), warmup_steps=15, timeout=120)
+    assert_same_end(
+        cluster(2).run(train, 2, str(tmp_path), warmup_steps=15, timeout=120), straight
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_another_number_of_workers_shares_the_sum_of_the_residuals(cluster, tmp_path, workers):
+    saved = cluster(3).run(train, 1, str(tmp_path), timeout=120)
+    restored = cluster(workers).run(train, 1, str(tmp_path), timeout=120)
+    again = cluster(3).run(train, 1, str(tmp_path), timeout=120)
+    assert {result["weights"] for result in restored} == {saved[0]["weights"]}
+    assert [result["iterations"] for result in restored] == [STEPS] * workers
+    for path in again[0]["residuals_at_start"]:
+        whole = sum(result["residuals_at_start"][path][0].astype(np.float64) for result in again)
+        assert np.abs(whole).max() > 0
+        for result in restored:
+            (part,) = result["residuals_at_start"][path]
+            np.testing.assert_allclose(part * workers, whole, rtol=1e-5, atol=1e-7)
+
+
+def restore_into(strategy, folder, arguments):
+    """The error, and what was logged."""
+    from absl import logging
+
+    messages = []
+
+    class Handler(logging.PythonHandler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    handler = Handler()
+    logging.get_absl_logger().addHandler(handler)
+    try:
+        train(strategy, 1, folder, **arguments)
+    except ValueError as error:
+        return str(error), messages
+    finally:
+        logging.get_absl_logger().removeHandler(handler)
+    return None, messages
+
+
+def test_a_changed_shape_is_an_error_and_a_changed_hyper_parameter_one_warning(cluster, tmp_path):
+    cluster(2).run(train, 1, str(tmp_path), timeout=120)
+    for error, _ in cluster(2).run(restore_into, str(tmp_path), {"units": 32}, timeout=120):
+        assert "model.0.shape.1: 64 (the backup), 32 (this program)" in error
+    for error, messages in cluster(2).run(restore_into, str(tmp_path), {"beta": 0.5}, timeout=120):
+        assert error is None
+        (warning,) = (m for m in messages if "hyper-parameters" in m)
+        assert "config.beta: 0.3 (the backup), 0.5 (this program)" in warning
+
+
+def train_with_a_full_disk(strategy, folder):
+    """After the first epoch no file may grow beyond 1,000 bytes."""
+
+    class FullDisk(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                limit = (1_000, resource.RLIM_INFINITY)
+                resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+    x, y = digits(STEPS * BATCH)
+    model = build(strategy)
+    try:
+        model.fit(
+            x, y, batch_size=BATCH, epochs=2, verbose=0,
+            callbacks=[
+                FullDisk(), sc.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+            ],
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    return int(model.optimizer.iterations.numpy())
+
+
+def test_a_full_disk_leaves_the_earlier_backup_and_training_goes_on(tmp_path):
+    workers = WorkerCluster(2, log_dir=tmp_path / "logs")
+    folder = tmp_path / "backup"
+    try:
+        assert workers.run(train_with_a_full_disk, str(folder), timeout=120) == [20, 20]
+        (again, _) = workers.run(train, 1, str(folder), timeout=120)
+    finally:
+        workers.close()
+    assert again["epochs"] == [] and again["iterations"] == STEPS
+    (meta,) = folder.glob("*/backup.json")
+    assert json.loads(meta.read_text())["epoch"] == 1
+
+
+# --- One process ---------------------------------------------------------------------------------
+
+
+def alone(folder, rank=0):
+    return BackupFolder(folder, rank, lambda value: [value])
+
+
+def test_backups_are_counted_and_the_earlier_ones_deleted(tmp_path):
+    folder = alone(tmp_path)
+    assert folder.latest() is None
+    for epoch in range(3):
+        folder.save({"model.0": [np.full(3, epoch, np.float32)]}, {"epoch": epoch})
+    meta = folder.latest()
+    assert meta == {"number": "00000003", "epoch": 2, "replicas": [1]}
+    (value,) = folder.load(meta, {"model.0": "float32"}, 1)["model.0"]
+    np.testing.assert_array_equal(value, [2, 2, 2])
+    assert [p.name for p in tmp_path.iterdir()] == ["00000003"]
+    folder.delete()
+    assert folder.latest() is None
+
+
+def test_an_incomplete_backup_does_not_count(tmp_path):
+    folder = alone(tmp_path)
+    folder.save({"model.0": [np.zeros(3)]}, {"epoch": 1})
+    folder.save({"model.0": [np.ones(3)]}, {"epoch": 2})
+    later = tmp_path / "00000003"
+    later.mkdir()
+    (later / "worker-0.npz").write_bytes(b"half of")
+    assert folder.latest()["epoch"] == 2
+
+
+def test_a_spoilt_backup_is_an_error(tmp_path):
+    folder = alone(tmp_path)
+    folder.save({"model.0": [np.zeros(30_000)]}, {})
+    (shard,) = tmp_path.glob("*/worker-0.npz")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(BackupError, match="Delete the folder"):
+        folder.load(folder.latest(), {"model.0": "float64"}, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64", "bool"])
+def test_values_of_any_dtype_come_back(tmp_path, dtype):
+    values = np.arange(6).reshape(2, 3).astype(dtype)
+    folder = alone(tmp_path)
+    folder.save({"model.0": [values], "model.1": [values[0, 1]]}, {})
+    state = folder.load(folder.latest(), {"model.0": dtype, "model.1": dtype}, 1)
+    for got, wanted in ((state["model.0"][0], values), (state["model.1"][0], values[0, 1])):
+        assert got.dtype == wanted.dtype and got.shape == wanted.shape
+        assert got.tobytes() == wanted.tobytes()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BackupError, match="writable"):
+        alone(tmp_path / "file" / "backup").check_shared()
+
+
+def folder_of_own(strategy, folders):
+    rank = strategy.extended._id_in_cluster
+    try:
+        train(strategy, 1, folders[rank])
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def test_a_folder_that_is_not_shared_is_an_error_before_training(cluster, tmp_path):
+    folders = [str(tmp_path / name) for name in "ab"]
+    for error in cluster(2).run(folder_of_own, folders, timeout=120):
+        assert "error on worker 1" in error
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="backup_dir"):
+        sc.callbacks.BackupAndRestore("")
+    for save_freq in (0, -1, True, "batch", 2.0):
+        with pytest.raises(ValueError, match="save_freq"):
+            sc.callbacks.BackupAndRestore("folder", save_freq=save_freq)
+
+
+def test_a_number_of_batches_counts_them_under_several_steps_per_execution(tmp_path):
+    model = build(tf.distribute.get_strategy())
+    x, y = digits(10 * BATCH)
+    saved_at = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            meta = alone(tmp_path).latest()
+            saved_at.append((batch, meta and meta["number"]))
+
+    model.compile(model.optimizer, model.loss, steps_per_execution=2)
+    model.fit(
+        x, y, batch_size=BATCH, epochs=1, verbose=0,
+        callbacks=[sc.callbacks.BackupAndRestore(tmp_path, save_freq=4), Watch()],
+    )
+    assert saved_at == [
+        (1, None), (3, "00000001"), (5, "00000001"), (7, "00000002"), (9, "00000002")
+    ]
+    assert alone(tmp_path).latest() is None  # training is through
+
+
+# --- Callbacks on the chief alone ----------------------------------------------------------------
+
+
+def fit_with_writer(strategy):
+    begun = []
+
+    class Writer(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            begun.append((epoch, self.model is not None, self.params["epochs"]))
+
+    x, y = digits(4 * BATCH)
+    model = build(strategy)
+    model.fit(
+        x, y, batch_size=BATCH, epochs=2, verbose=0,
+        callbacks=[sc.callbacks.chief_only(Writer())],
+    )
+    return begun
+
+
+def test_chief_only_runs_a_callback_on_the_chief_alone(cluster):
+    assert cluster(2).run(fit_with_writer, timeout=120) == [[(0, True, 2), (1, True, 2)], []]
+
+
+def test_callbacks_that_change_training_are_refused_on_the_chief_alone(tmp_path):
+    for callback in (
+        keras.callbacks.EarlyStopping(),
+        sc.callbacks.BackupAndRestore(tmp_path),
+    ):
+        with pytest.raises(ValueError, match=type(callback).__name__):
+            sc.callbacks.chief_only(callback)

@@ -1,0 +1,92 @@
+"""All of a training run that its processes hold: read out, written back, and described.
+
+    state = read(model)          # name -> one array per local replica
+    write(model, state)
+    describe(model)              # what must not change between the two
+
+A name is "model.3", "optimizer.0" or "residual.2": the place of the variable in its list, which is
+its identity across processes; Keras's names and paths are not unique.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_scalecom.optimizer import ScaleComOptimizer
+
+State = Mapping[str, Sequence[np.ndarray]]
+
+
+def read(model: keras.Model) -> dict[str, list[np.ndarray]]:
+    """The state of a compiled and built model.
+
+    Returns:
+        For each variable one array per replica of this process, in the variable's shape and dtype.
+    """
+    return {name: [p.numpy() for p in parts] for name, parts in _replicas(model).items()}
+
+
+def write(model: keras.Model, state: State) -> None:
+    """Sets the state of a model.
+
+    Args:
+        model: compiled and built like the one that was read.
+        state: what `read` returned.
+    """
+    for name, parts in _replicas(model).items():
+        for part, value in zip(parts, state[name], strict=True):
+            part.assign(value)
+
+
+def describe(model: keras.Model) -> dict:
+    """What a state fits to.
+
+    Returns:
+        "variables": name -> {"shape": list, "dtype": name}. "optimizer": hyper-parameters, without the learning
+        rate where that is a variable, and so part of the state.
+    """
+    variables = {
+        name: {"shape": parts[0].shape.as_list(), "dtype": parts[0].dtype.name}
+        for name, parts in _replicas(model).items()
+    }
+    config = keras.saving.serialize_keras_object(model.optimizer)
+    return {"variables": variables, "optimizer": _hyper_parameters(config)}
+
+
+def is_residual(name: str) -> bool:
+    """Whether a name is that of a residual: different on all replicas, and their sum counts."""
+    return name.startswith("residual.")
+
+
+def _replicas(model) -> dict[str, tuple[tf.Variable, ...]]:
+    residuals = _residuals(model.optimizer)
+    apart = {id(residual) for residual in residuals}
+    lists = {
+        "model": model.variables,
+        "optimizer": [v for v in model.optimizer.variables if id(v) not in apart],
+        "residual": residuals,
+    }
+    unwrap = model.distribute_strategy.experimental_local_results
+    return {
+        f"{kind}.{place}": unwrap(variable.value)
+        for kind, variables in lists.items()
+        for place, variable in enumerate(variables)
+    }
+
+
+def _residuals(optimizer):
+    while optimizer is not None and not isinstance(optimizer, ScaleComOptimizer):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return [] if optimizer is None else list(optimizer.residual_variables)
+
+
+def _hyper_parameters(config):
+    if not isinstance(config, Mapping):
+        return config
+    return {
+        key: _hyper_parameters(value)
+        for key, value in config.items()
+        if key != "name" and not (key == "learning_rate" and isinstance(value, float))
+    }
