@@ -57,7 +57,7 @@ def draw(folders: Sequence[pathlib.Path], path: pathlib.Path) -> bool:
         axis.set_xlabel("step")
         for folder in folders:
             if (folder / table).exists():
-                axis.plot(*column(folder, table, name), label=folder.name, linewidth=1)
+                axis.plot(*column(folder, table, name), marker=".", label=folder.name)
     for axis in axes.flat[len(panels):]:
         axis.set_axis_off()
     handles, labels = axes[0, 0].get_legend_handles_labels()

@@ -4,6 +4,8 @@ import pathlib
 import time
 from collections.abc import Callable
 
+import keras
+
 from tf_scalecom.simulate import run_files
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.simulation import Diverged, Simulation
@@ -42,6 +44,7 @@ def run(
     if (result := run_files.read_result(folder)) is not None:
         report(f"already done: {_figures(result)}")
         return result
+    keras.utils.clear_session()  # of the run before
     simulation = Simulation(task, config)
     run_files.restore_state(folder, simulation)
     records, evaluations = run_files.open_tables(folder, last_step=simulation.step)

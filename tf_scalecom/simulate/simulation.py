@@ -39,7 +39,6 @@ class Simulation:
     """
 
     def __init__(self, task: Task, config: SimulationConfig):
-        keras.utils.clear_session()
         keras.utils.set_random_seed(config.seed)
         self.task = task
         self.config = config
