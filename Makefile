@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 VENV := .venv
 INSTALLED := $(VENV)/installed
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
-NATIVE := setup.py $(shell find custom_ops -name '*.cc' -o -name '*.h' -o -name '*.bzl')
+NATIVE := setup.py $(shell find custom_ops -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.bzl')
 DEMO_FLAGS := $(if $(QUICK),--quick)
 
 .PHONY: demo test lint clean

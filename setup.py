@@ -1,18 +1,30 @@
 """Builds the native kernels (custom_ops/) into the package, where there is a compiler.
 
 Everything else about the package is in pyproject.toml. Without a compiler or TensorFlow's headers
-the package installs all the same, and runs on the plain TensorFlow kernels.
+the package installs all the same, and runs on the plain TensorFlow kernels; without nvcc (CUDA_HOME,
+or on the path) the native kernels are those of the CPU.
 """
 
 import importlib.util
+import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 NATIVE = pathlib.Path("custom_ops")
+
+# Of the TensorFlow to build for, asked in a process of its own.
+TENSORFLOW_FACTS = """
+import json, tensorflow as tf
+print(json.dumps([tf.version.VERSION, tf.sysconfig.get_compile_flags(),
+                  tf.sysconfig.get_link_flags()]))
+"""
 
 
 def sources() -> dict:
@@ -20,6 +32,21 @@ def sources() -> dict:
     names: dict = {}
     exec((NATIVE / "sources.bzl").read_text(), names)
     return names
+
+
+def find_nvcc() -> str | None:
+    """The CUDA compiler of CUDA_HOME, else of the path."""
+    home = os.environ.get("CUDA_HOME")
+    return (home and shutil.which("nvcc", path=pathlib.Path(home, "bin"))) or shutil.which("nvcc")
+
+
+def cuda_library_flags(nvcc: str) -> list[str]:
+    """-L flags of nvcc's toolkit: a dry run says where that is, be nvcc a link or a script."""
+    facts = subprocess.run([nvcc, "--dryrun", "-c", "none.cu"], capture_output=True, text=True)
+    for line in facts.stderr.splitlines():
+        if line.startswith("#$ LIBRARIES="):
+            return line.partition("=")[2].replace('"', "").split()
+    raise OSError(f"expected {nvcc} --dryrun to name its LIBRARIES; received {facts.stderr!r}")
 
 
 class BuildOps(build_ext):
@@ -30,37 +57,52 @@ class BuildOps(build_ext):
         return str(pathlib.Path(*fullname.split(".")).with_suffix(".so"))
 
     def build_extension(self, extension):
-        target = pathlib.Path(self.get_ext_fullpath(extension.name))
+        target = pathlib.Path(self.get_ext_fullpath(extension.name)).absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
-        objects = pathlib.Path(self.build_temp).absolute()
-        objects.mkdir(parents=True, exist_ok=True)
+        pathlib.Path(self.build_temp).mkdir(parents=True, exist_ok=True)
+        facts = subprocess.run(
+            [sys.executable, "-c", TENSORFLOW_FACTS], capture_output=True, text=True, check=True
+        )
+        version, compile_flags, link_flags = json.loads(facts.stdout.splitlines()[-1])
         lists = sources()
+        includes = ["-Iinclude", "-I."]
+        gxx = [self.compiler.compiler_cxx[0], *lists["COMMON_FLAGS"], *includes]
         # TensorFlow's headers are not ours to lint.
-        tensorflow_flags = [
-            flag.replace("-I", "-isystem") for flag in self._tensorflow("get_compile_flags")
+        system_includes = [flag.replace("-I", "-isystem") for flag in compile_flags]
+        ops_gxx = [
+            *gxx, *lists["OPS_FLAGS"], *system_includes, f"-DSCALECOM_TENSORFLOW={version}"
         ]
-        compiler = self.compiler.compiler_cxx[0]
-        shared = [*lists["COMMON_FLAGS"], "-Iinclude", "-I."]
-        built = []
-        for group, flags in (
-            (lists["CORE_CPU_SOURCES"], lists["CORE_FLAGS"]),
-            (lists["OPS_SOURCES"], [*lists["OPS_FLAGS"], *tensorflow_flags]),
-        ):
-            for source in group:
-                built.append(str(objects / source.replace("/", "_")) + ".o")
-                self._run([compiler, *shared, *flags, "-c", source, "-o", built[-1]])
-        links = self._tensorflow("get_link_flags")
-        self._run([compiler, "-shared", "-pthread", *built, *links, "-o", str(target.absolute())])
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+
+            def compile_all(command, names):
+                return [pool.submit(self._compile, command, name) for name in names]
+
+            jobs = compile_all([*gxx, *lists["CORE_FLAGS"]], lists["CORE_CPU_SOURCES"])
+            jobs += compile_all(ops_gxx, lists["OPS_SOURCES"])
+            cuda_jobs = []
+            if nvcc := find_nvcc():
+                cuda_jobs = compile_all(
+                    [nvcc, *lists["CUDA_FLAGS"], *includes],
+                    lists["CORE_CUDA_SOURCES"] + lists["OPS_CUDA_SOURCES"],
+                ) + compile_all(ops_gxx, lists["OPS_GPU_SOURCES"])
+            objects = [job.result() for job in jobs]
+            if cuda_jobs:
+                try:
+                    cuda_objects = [job.result() for job in cuda_jobs]
+                    link_flags += [*cuda_library_flags(nvcc), *lists["CUDA_LINK_FLAGS"]]
+                    objects += cuda_objects
+                except (OSError, subprocess.CalledProcessError) as error:
+                    _say(f"the GPU kernels were not built, those of the CPU were: {error}")
+        self._run([gxx[0], "-shared", "-pthread", *objects, *link_flags, "-o", str(target)])
+
+    def _compile(self, command, source):
+        """Compiles one of the sources; returns the object's path."""
+        output = pathlib.Path(self.build_temp, source.replace("/", "_") + ".o").absolute()
+        self._run([*command, "-c", source, "-o", str(output)])
+        return str(output)
 
     def _run(self, command):
         subprocess.run(command, cwd=NATIVE, check=True)
-
-    def _tensorflow(self, function):
-        """Flags of the TensorFlow to build for, asked in a process of its own."""
-        code = f"import tensorflow as tf; print(*tf.sysconfig.{function}(), sep='\\n')"
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                                check=True)
-        return result.stdout.split("\n")[:-1]
 
     def run(self):
         if importlib.util.find_spec("tensorflow") is None:
@@ -72,11 +114,14 @@ class BuildOps(build_ext):
             self._say_without(error)
 
     def _say_without(self, reason):
-        print(
-            f"tf_scalecom: the native kernels were not built: {reason}. The package works on plain "
-            "TensorFlow kernels; `python -m tf_scalecom.ops` says which are in use.",
-            file=sys.stderr,
+        _say(
+            f"the native kernels were not built: {reason}. The package works on plain TensorFlow "
+            "kernels; `python -m tf_scalecom.ops` says which are in use."
         )
+
+
+def _say(message):
+    print(f"tf_scalecom: {message}", file=sys.stderr)
 
 
 class BinaryDistribution(Distribution):

@@ -4,7 +4,8 @@ _TENSORFLOW_FACTS = """
 import tensorflow as tf
 print(tf.sysconfig.get_include())
 print(tf.sysconfig.get_lib())
-print(*[flag[2:] for flag in tf.sysconfig.get_compile_flags() if flag.startswith("-D")])
+print("SCALECOM_TENSORFLOW=" + tf.version.VERSION,
+      *[flag[2:] for flag in tf.sysconfig.get_compile_flags() if flag.startswith("-D")])
 """
 
 _TENSORFLOW_BUILD = """
@@ -48,7 +49,10 @@ tensorflow = repository_rule(
 )
 
 def _cuda_impl(repository_ctx):
-    nvcc = repository_ctx.os.environ.get("NVCC") or repository_ctx.which("nvcc") or ""
+    home = repository_ctx.os.environ.get("CUDA_HOME")
+    nvcc = repository_ctx.path(home + "/bin/nvcc") if home else None
+    if not nvcc or not nvcc.exists:
+        nvcc = repository_ctx.which("nvcc") or ""
     libraries = ""
     if nvcc:
         # A dry run says where its toolkit is, be nvcc a link or a script.
@@ -64,8 +68,8 @@ def _cuda_impl(repository_ctx):
 cuda = repository_rule(
     implementation = _cuda_impl,
     configure = True,
-    doc = "NVCC, from the environment or the path, empty without; LIBRARY_FLAGS to link with it.",
-    environ = ["NVCC", "PATH"],
+    doc = "NVCC, of CUDA_HOME or else of the path, empty without; LIBRARY_FLAGS to link with it.",
+    environ = ["CUDA_HOME", "PATH"],
     local = True,
 )
 

@@ -17,9 +17,15 @@ CORE_CUDA_SOURCES = [
 ]
 
 OPS_SOURCES = [
+    "tf/built_for.cc",
+    "tf/kernels_cpu.cc",
     "tf/ops.cc",
-    "tf/kernels.cc",
 ]
+
+# Where there is nvcc: what g++ compiles of the operations on a GPU, and what nvcc does.
+OPS_GPU_SOURCES = ["tf/kernels_gpu.cc"]
+
+OPS_CUDA_SOURCES = ["tf/built_with.cu"]
 
 # Of everything that g++ compiles; includes are relative to this folder.
 COMMON_FLAGS = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread"]
@@ -30,11 +36,20 @@ CORE_FLAGS = ["-O3", "-ffp-contract=off"]
 OPS_FLAGS = ["-O2"]
 
 # For nvcc: one binary for 8.0 and 9.0, and PTX for what comes after.
-CORE_CUDA_FLAGS = [
+CUDA_FLAGS = [
     "-std=c++17",
     "-O3",
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=sm_90",
     "-gencode=arch=compute_90,code=compute_90",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-pthread",
+]
+
+# The CUDA runtime goes into the library, which then loads where there is none. Its symbols stay
+# inside: TensorFlow brings a runtime of its own, perhaps of another version.
+CUDA_LINK_FLAGS = [
+    "-lcudart_static",
+    "-ldl",
+    "-lrt",
+    "-Wl,--exclude-libs,libcudart_static.a",
 ]

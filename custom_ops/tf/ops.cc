@@ -7,6 +7,7 @@
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tf/layout.h"
 
 namespace scalecom {
 namespace {
@@ -15,83 +16,63 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-int64_t Kept(int64_t elements, int64_t size, int64_t keep, int64_t tail_keep) {
-  return elements / size * keep + (elements % size ? tail_keep : 0);
-}
-
-// What all tensors together send: kept values, and 32-bit words of packed offsets, which tensors
-// with offsets of equal width fill together.
+// What all tensors together send; -1 where the size of one is not known.
 struct Sizes {
-  int64_t kept = 0;
-  int64_t words = 0;
+  int64_t kept = InferenceContext::kUnknownDim;
+  int64_t words = InferenceContext::kUnknownDim;
 };
 
-absl::Status SizesOf(InferenceContext* c, int tensors, Sizes* sizes) {
-  std::vector<int64_t> size, keep, tail_keep, width;
-  TF_RETURN_IF_ERROR(c->GetAttr("chunk_size", &size));
-  TF_RETURN_IF_ERROR(c->GetAttr("chunk_keep", &keep));
-  TF_RETURN_IF_ERROR(c->GetAttr("tail_keep", &tail_keep));
-  TF_RETURN_IF_ERROR(c->GetAttr("offset_bytes", &width));
-  for (const auto* list : {&size, &keep, &tail_keep, &width}) {
-    if (static_cast<int>(list->size()) != tensors) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "expected chunk_size, chunk_keep, tail_keep and offset_bytes for each of ", tensors,
-          " tensors; got ", size.size(), ", ", keep.size(), ", ", tail_keep.size(), " and ",
-          width.size()));
-    }
-  }
-  int64_t bytes[5] = {0, 0, 0, 0, 0};
-  for (int i = 0; i < tensors; ++i) {
-    if (size[i] < 1 || (width[i] != 1 && width[i] != 2 && width[i] != 4)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("expected chunk_size >= 1 and offset_bytes of 1, 2 or 4; got ", size[i],
-                       " and ", width[i], " for tensor ", i));
-    }
+absl::Status SizesOf(InferenceContext* c, const Layout& layout, Sizes* sizes) {
+  std::vector<scalecom_tensor> tensors(layout.size());
+  for (int i = 0; i < layout.size(); ++i) {
     const DimensionHandle elements = c->NumElements(c->input(i));
-    if (!c->ValueKnown(elements)) {
-      sizes->kept = sizes->words = InferenceContext::kUnknownDim;
-      return absl::OkStatus();
-    }
-    const int64_t kept = Kept(c->Value(elements), size[i], keep[i], tail_keep[i]);
-    sizes->kept += kept;
-    bytes[width[i]] += kept * width[i];
+    if (!c->ValueKnown(elements)) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(layout.SetTensor(i, c->Value(elements), &tensors[i]));
   }
-  for (int64_t b : bytes) sizes->words += (b + 3) / 4;
+  const Packing packing(tensors);
+  *sizes = {packing.kept, packing.words};
   return absl::OkStatus();
 }
 
-int Tensors(InferenceContext* c) {
-  std::vector<tensorflow::DataType> types;
-  return c->GetAttr("Ts", &types).ok() ? static_cast<int>(types.size()) : 0;
+absl::Status CheckVector(InferenceContext* c, int input, int64_t size, const char* name) {
+  ShapeHandle unused;
+  if (c->Merge(c->input(input), c->Vector(size), &unused).ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("expected ", size, " elements of ", name,
+                                                 "; got shape ",
+                                                 c->DebugString(c->input(input))));
 }
 
 absl::Status SelectShape(InferenceContext* c) {
+  Layout layout;
   Sizes sizes;
-  TF_RETURN_IF_ERROR(SizesOf(c, Tensors(c), &sizes));
+  TF_RETURN_IF_ERROR(layout.Read(c));
+  TF_RETURN_IF_ERROR(SizesOf(c, layout, &sizes));
   c->set_output(0, c->Vector(sizes.words));
   return absl::OkStatus();
 }
 
 absl::Status GatherShape(InferenceContext* c) {
-  const int tensors = Tensors(c);
+  Layout layout;
   Sizes sizes;
-  TF_RETURN_IF_ERROR(SizesOf(c, tensors, &sizes));
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->Merge(c->input(2 * tensors), c->Vector(sizes.words), &unused));
+  TF_RETURN_IF_ERROR(layout.Read(c));
+  TF_RETURN_IF_ERROR(SizesOf(c, layout, &sizes));
+  TF_RETURN_IF_ERROR(CheckVector(c, 2 * layout.size(), sizes.words, "words"));
   c->set_output(0, c->Vector(sizes.kept));
   return absl::OkStatus();
 }
 
 absl::Status UpdateShape(InferenceContext* c) {
-  const int tensors = Tensors(c);
+  Layout layout;
   Sizes sizes;
-  TF_RETURN_IF_ERROR(SizesOf(c, tensors, &sizes));
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->Merge(c->input(2 * tensors), c->Vector(sizes.words), &unused));
-  TF_RETURN_IF_ERROR(c->Merge(c->input(2 * tensors + 1), c->Vector(sizes.kept), &unused));
-  TF_RETURN_IF_ERROR(c->Merge(c->input(2 * tensors + 2), c->Vector(sizes.kept), &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * tensors + 3), 0, &unused));
-  for (int i = 0; i < tensors; ++i) c->set_output(i, c->input(i));
+  TF_RETURN_IF_ERROR(layout.Read(c));
+  TF_RETURN_IF_ERROR(SizesOf(c, layout, &sizes));
+  const int first = 2 * layout.size();
+  TF_RETURN_IF_ERROR(CheckVector(c, first, sizes.words, "words"));
+  TF_RETURN_IF_ERROR(CheckVector(c, first + 1, sizes.kept, "values"));
+  TF_RETURN_IF_ERROR(CheckVector(c, first + 2, sizes.kept, "reduced"));
+  ShapeHandle finite;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 3), 0, &finite));
+  for (int i = 0; i < layout.size(); ++i) c->set_output(i, c->input(i));
   return absl::OkStatus();
 }
 
@@ -115,12 +96,12 @@ The offsets of all tensors with 1-byte offsets come first, then those with 2, th
 group is little-endian and padded with zeros to whole words.
 )doc");
 
-REGISTER_OP("ScalecomAllFinite")
+REGISTER_OP("ScalecomAnyNonfinite")
     .Input("gradients: Ts")
-    .Output("finite: bool")
+    .Output("nonfinite: uint32")
     .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc("Whether every element is finite, read as float32.");
+    .Doc("1 if any element is not finite, read as float32; else 0.");
 
 REGISTER_OP("ScalecomGather")
     .Input("gradients: Ts")

@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_scalecom.layout import Layout
-from tf_scalecom.ops import native, xla
+from tf_scalecom.ops import built, native, xla
 from tf_scalecom.ops.xla import all_finite
 
 __all__ = ["all_finite", "backend", "kernels_for"]
@@ -57,8 +57,6 @@ def _choose(wanted):
         return xla, f"{BACKEND_VARIABLE}=xla"
     if wanted == "auto" and tf.config.list_logical_devices("TPU"):
         return xla, "a TPU runs plain TensorFlow operations only"
-    if wanted == "auto" and tf.config.list_logical_devices("GPU"):
-        return xla, "the op library has kernels for the CPU only"
     try:
         native.library()
     except (OSError, tf.errors.OpError) as error:
@@ -70,6 +68,11 @@ def _choose(wanted):
             ) from error
         logging.warning("tf_scalecom: plain TensorFlow kernels: %s.", reason)
         return xla, reason
+    if wanted == "auto" and tf.config.list_logical_devices("GPU"):
+        problem = built.gpu_problem(built.read(native.LIBRARY), *built.gpu_facts())
+        if problem:
+            return xla, problem
+        return native, "the op library is loaded, and has kernels for the GPUs in sight"
     return native, "the op library is loaded"
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from tf_scalecom.layout import Layout
+from tf_scalecom.ops import built
 
 name = "native"
 
@@ -24,10 +25,12 @@ def library():
     """The loaded operations.
 
     Raises:
-      OSError, tf.errors.OpError: the library is missing, or was built for another TensorFlow.
+      OSError: the library is missing, or was built for another TensorFlow.
+      tf.errors.OpError: it cannot be loaded.
     """
     if not LIBRARY.exists():
         raise OSError(f"{LIBRARY.name} was not built with the package")
+    built.check_tensorflow(LIBRARY)
     loaded = tf.load_op_library(str(LIBRARY))
     for operation in ("ScalecomSelect", "ScalecomGather"):
         # Reading a residual needs no place in the sequence of its writes other than after them.
@@ -48,7 +51,7 @@ def select(gradients, residuals, layout):
 
 def all_finite(gradients):
     """As `xla.all_finite`, for dense tensors of float types."""
-    return library().scalecom_all_finite(gradients)
+    return tf.equal(library().scalecom_any_nonfinite(gradients), 0)
 
 
 def gather(gradients, residuals, words, layout):

@@ -1,0 +1,268 @@
+// The kernels of the TensorFlow operations, for any device: they check, lay out pointers, and
+// call the core.
+//
+// A Device is made for one run of a kernel. It has the core's functions on a List, Zero and Copy
+// of its memory, and nothing in it waits for the work.
+#ifndef SCALECOM_TF_KERNELS_H_
+#define SCALECOM_TF_KERNELS_H_
+
+#include <vector>
+
+#include "scalecom/scalecom.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tf/layout.h"
+#include "tf/residuals.h"
+
+namespace scalecom {
+
+using tensorflow::DataType;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// Tensors of one gradient type, as the core takes them.
+struct List {
+  const scalecom_tensor* tensors;
+  int64_t count;
+  int32_t type;
+};
+
+inline int32_t TypeOf(DataType type) {
+  switch (type) {
+    case tensorflow::DT_HALF:
+      return SCALECOM_FLOAT16;
+    case tensorflow::DT_BFLOAT16:
+      return SCALECOM_BFLOAT16;
+    case tensorflow::DT_DOUBLE:
+      return SCALECOM_FLOAT64;
+    default:
+      return SCALECOM_FLOAT32;
+  }
+}
+
+inline absl::Status ToStatus(int32_t status, const char* work) {
+  if (status == SCALECOM_OK) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(
+      "expected the native kernels to ", work, "; got: ", scalecom_status_text(status),
+      ". `python -m tf_scalecom.ops` says what they were built for; TF_SCALECOM_BACKEND=xla does "
+      "without them."));
+}
+
+inline char* Bytes(const Tensor& tensor) { return static_cast<char*>(tensor.data()); }
+
+inline absl::Status CheckSize(const Tensor& tensor, int64_t expected, const char* name) {
+  if (tensor.NumElements() == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("expected ", expected, " elements of ", name,
+                                                 "; got shape ", tensor.shape().DebugString()));
+}
+
+// A kernel with a layout. Compute is the same for all: Run, and report.
+template <typename Device>
+class LayoutKernel : public OpKernel {
+ public:
+  explicit LayoutKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, layout_.Read(ctx));
+  }
+
+  void Compute(OpKernelContext* ctx) final {
+    Device device(ctx);
+    OP_REQUIRES_OK(ctx, Run(ctx, &device));
+  }
+
+ protected:
+  virtual absl::Status Run(OpKernelContext* ctx, Device* device) const = 0;
+
+  int size() const { return layout_.size(); }
+
+  absl::Status SetGradients(OpKernelContext* ctx, std::vector<scalecom_tensor>* tensors) const {
+    tensors->resize(size());
+    for (int i = 0; i < size(); ++i) {
+      scalecom_tensor& t = (*tensors)[i];
+      TF_RETURN_IF_ERROR(layout_.SetTensor(i, ctx->input(i).NumElements(), &t));
+      t.gradient = Bytes(ctx->input(i));
+    }
+    return absl::OkStatus();
+  }
+
+  // The core takes one gradient type at a time: calls `call` with each run of equal types.
+  template <typename Call>
+  absl::Status ForEachType(const std::vector<scalecom_tensor>& tensors, const Call& call) const {
+    for (int begin = 0, end; begin < size(); begin = end) {
+      for (end = begin; end < size() && layout_.type(end) == layout_.type(begin); ++end) {
+      }
+      TF_RETURN_IF_ERROR(
+          call(List{tensors.data() + begin, end - begin, TypeOf(layout_.type(begin))}));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  Layout layout_;
+};
+
+inline void SetOffsets(const Packing& packing, char* words, std::vector<scalecom_tensor>* tensors) {
+  for (size_t i = 0; i < tensors->size(); ++i) {
+    (*tensors)[i].offsets = words + packing.first_offset[i];
+  }
+}
+
+template <typename Device>
+class SelectKernel : public LayoutKernel<Device> {
+ public:
+  using LayoutKernel<Device>::LayoutKernel;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, Device* device) const override {
+    std::vector<scalecom_tensor> tensors;
+    TF_RETURN_IF_ERROR(this->SetGradients(ctx, &tensors));
+    Residuals residuals;
+    TF_RETURN_IF_ERROR(residuals.Lock(ctx, device, /*to_write=*/false, &tensors));
+    const Packing packing(tensors);
+    Tensor* words;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({packing.words}), &words));
+    TF_RETURN_IF_ERROR(device->Zero(words->data(), words->TotalBytes()));  // the padding
+    SetOffsets(packing, Bytes(*words), &tensors);
+    Tensor nonfinite;  // found on the way, and not asked for: only the leader selects
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT32, TensorShape({}), &nonfinite));
+    TF_RETURN_IF_ERROR(device->Zero(nonfinite.data(), nonfinite.TotalBytes()));
+    return this->ForEachType(tensors, [&](const List& list) {
+      return Select(ctx, device, list, static_cast<uint32_t*>(nonfinite.data()));
+    });
+  }
+
+ private:
+  static absl::Status Select(OpKernelContext* ctx, Device* device, const List& list,
+                             uint32_t* nonfinite) {
+    // The core has one function for several chunks, and one for a tensor that is one chunk.
+    std::vector<scalecom_tensor> chunked, whole;
+    for (const scalecom_tensor* t = list.tensors; t != list.tensors + list.count; ++t) {
+      (t->chunk_size == t->elements ? whole : chunked).push_back(*t);
+    }
+    const List chunks{chunked.data(), static_cast<int64_t>(chunked.size()), list.type};
+    TF_RETURN_IF_ERROR(ToStatus(device->SelectOffsets(chunks, nonfinite), "select by chunks"));
+    if (whole.empty()) return absl::OkStatus();
+    const List exact{whole.data(), static_cast<int64_t>(whole.size()), list.type};
+    const int64_t bytes = device->IndicesWorkspace(exact);
+    Tensor workspace;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &workspace));
+    return ToStatus(device->SelectIndices(exact, nonfinite, workspace.data(), bytes),
+                    "select exactly");
+  }
+};
+
+template <typename Device>
+class AnyNonfiniteKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    Device device(ctx);
+    Tensor* nonfinite;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &nonfinite));
+    OP_REQUIRES_OK(ctx, device.Zero(nonfinite->data(), nonfinite->TotalBytes()));
+    std::vector<scalecom_tensor> tensors(ctx->num_inputs());
+    for (int begin = 0, end; begin < ctx->num_inputs(); begin = end) {
+      const DataType type = ctx->input_dtype(begin);
+      for (end = begin; end < ctx->num_inputs() && ctx->input_dtype(end) == type; ++end) {
+        scalecom_tensor& t = tensors[end];
+        t.elements = ctx->input(end).NumElements();
+        t.chunk_size = t.chunk_keep = t.tail_keep = t.offset_bytes = 1;
+        t.gradient = Bytes(ctx->input(end));
+      }
+      OP_REQUIRES_OK(ctx, ToStatus(device.Check({&tensors[begin], end - begin, TypeOf(type)},
+                                                static_cast<uint32_t*>(nonfinite->data())),
+                                   "check for finite values"));
+    }
+  }
+};
+
+template <typename Device>
+class GatherKernel : public LayoutKernel<Device> {
+ public:
+  explicit GatherKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("wire", &wire_));
+  }
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, Device* device) const override {
+    std::vector<scalecom_tensor> tensors;
+    TF_RETURN_IF_ERROR(this->SetGradients(ctx, &tensors));
+    Residuals residuals;
+    TF_RETURN_IF_ERROR(residuals.Lock(ctx, device, /*to_write=*/false, &tensors));
+    const Packing packing(tensors);
+    const Tensor& words = ctx->input(2 * this->size());
+    TF_RETURN_IF_ERROR(CheckSize(words, packing.words, "words"));
+    Tensor* values;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({packing.kept}), &values));
+    SetOffsets(packing, Bytes(words), &tensors);
+    for (int i = 0; i < this->size(); ++i) {
+      tensors[i].values =
+          Bytes(*values) + tensorflow::DataTypeSize(wire_) * packing.first_kept[i];
+    }
+    return this->ForEachType(tensors, [&](const List& list) {
+      return ToStatus(device->Gather(list, TypeOf(wire_)), "gather values");
+    });
+  }
+
+ private:
+  DataType wire_;
+};
+
+template <typename Device>
+class UpdateKernel : public LayoutKernel<Device> {
+ public:
+  explicit UpdateKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("wire", &wire_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("beta", &beta_));
+    OP_REQUIRES(ctx, beta_ > 0 && beta_ <= 1,
+                absl::InvalidArgumentError(
+                    absl::StrCat("expected beta in (0, 1]; got ", beta_)));
+  }
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, Device* device) const override {
+    const int count = this->size();
+    std::vector<scalecom_tensor> tensors;
+    TF_RETURN_IF_ERROR(this->SetGradients(ctx, &tensors));
+    const Packing packing(tensors);
+    const Tensor& words = ctx->input(2 * count);
+    const Tensor& values = ctx->input(2 * count + 1);
+    const Tensor& reduced = ctx->input(2 * count + 2);
+    TF_RETURN_IF_ERROR(CheckSize(words, packing.words, "words"));
+    TF_RETURN_IF_ERROR(CheckSize(values, packing.kept, "values"));
+    TF_RETURN_IF_ERROR(CheckSize(reduced, packing.kept, "reduced"));
+    TF_RETURN_IF_ERROR(CheckSize(ctx->input(2 * count + 3), 1, "finite"));
+    // In host memory on every device: whoever skips the step branches on it there anyway.
+    const bool finite = ctx->input(2 * count + 3).flat<bool>()(0);
+    for (int i = 0; i < count; ++i) {
+      // The output takes the gradient's own buffer where nobody else needs it.
+      Tensor* output;
+      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(),
+                                                               &output));
+      tensors[i].output = Bytes(*output);
+      if (!finite) TF_RETURN_IF_ERROR(device->Zero(output->data(), output->TotalBytes()));
+    }
+    if (!finite) return absl::OkStatus();
+    Residuals residuals;
+    TF_RETURN_IF_ERROR(residuals.Lock(ctx, device, /*to_write=*/true, &tensors));
+    SetOffsets(packing, Bytes(words), &tensors);
+    const int64_t itemsize = tensorflow::DataTypeSize(wire_);
+    for (int i = 0; i < count; ++i) {
+      tensors[i].values = Bytes(values) + itemsize * packing.first_kept[i];
+      tensors[i].reduced = Bytes(reduced) + itemsize * packing.first_kept[i];
+    }
+    return this->ForEachType(tensors, [&](const List& list) {
+      return ToStatus(device->Apply(list, TypeOf(wire_), beta_), "apply the update");
+    });
+  }
+
+ private:
+  DataType wire_;
+  float beta_;
+};
+
+}  // namespace scalecom
+
+#endif  // SCALECOM_TF_KERNELS_H_

@@ -1,0 +1,65 @@
+// The operations on the CPU.
+#include <cstring>
+
+#include "tensorflow/core/platform/threadpool.h"
+#include "tf/kernels.h"
+
+namespace scalecom {
+namespace {
+
+class Cpu {
+ public:
+  explicit Cpu(OpKernelContext* ctx)
+      : executor_{RunInPool, ctx->device()->tensorflow_cpu_worker_threads()->workers} {}
+
+  absl::Status Zero(void* to, size_t bytes) const {
+    std::memset(to, 0, bytes);
+    return absl::OkStatus();
+  }
+  absl::Status Copy(void* to, const void* from, size_t bytes) const {
+    std::memcpy(to, from, bytes);
+    return absl::OkStatus();
+  }
+  int32_t SelectOffsets(const List& l, uint32_t* nonfinite) const {
+    return scalecom_offsets_select_cpu(l.tensors, l.count, l.type, nonfinite, &executor_);
+  }
+  int64_t IndicesWorkspace(const List& l) const {
+    return scalecom_indices_workspace_cpu(l.tensors, l.count);
+  }
+  int32_t SelectIndices(const List& l, uint32_t* nonfinite, void* workspace, int64_t bytes) const {
+    return scalecom_indices_select_cpu(l.tensors, l.count, l.type, nonfinite, workspace, bytes,
+                                       &executor_);
+  }
+  int32_t Check(const List& l, uint32_t* nonfinite) const {
+    return scalecom_gradients_check_cpu(l.tensors, l.count, l.type, nonfinite, &executor_);
+  }
+  int32_t Gather(const List& l, int32_t wire) const {
+    return scalecom_values_gather_cpu(l.tensors, l.count, l.type, wire, &executor_);
+  }
+  int32_t Apply(const List& l, int32_t wire, float beta) const {
+    return scalecom_updates_apply_cpu(l.tensors, l.count, l.type, wire, beta, &executor_);
+  }
+
+ private:
+  // Runs the core's tasks in TensorFlow's pool of this device.
+  static void RunInPool(void* state, int64_t tasks, scalecom_task task, void* context) {
+    static_cast<tensorflow::thread::ThreadPool*>(state)->ParallelFor(
+        tasks, tensorflow::thread::ThreadPool::SchedulingParams::Fixed(1),
+        [task, context](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) task(context, i);
+        });
+  }
+
+  scalecom_executor executor_;
+};
+
+#define REGISTER(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel<Cpu>)
+
+REGISTER("ScalecomSelect", SelectKernel);
+REGISTER("ScalecomAnyNonfinite", AnyNonfiniteKernel);
+REGISTER("ScalecomGather", GatherKernel);
+REGISTER("ScalecomUpdate", UpdateKernel);
+
+}  // namespace
+}  // namespace scalecom

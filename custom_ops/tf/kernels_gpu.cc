@@ -1,0 +1,45 @@
+// The operations on a GPU: everything is queued on TensorFlow's stream, and nothing waited for.
+//
+// Buffers come from TensorFlow's allocator, which gives memory back in the order of the stream:
+// a temporary may be released while the work that uses it is still queued.
+#include "tf/cuda_device.h"
+#include "xla/stream_executor/stream.h"
+
+namespace scalecom {
+namespace {
+
+class Gpu : public CudaDevice {
+ public:
+  explicit Gpu(OpKernelContext* ctx) : Gpu(ctx->op_device_context()->stream()) {}
+
+  absl::Status Zero(void* to, size_t bytes) const {
+    if (bytes == 0) return absl::OkStatus();
+    stream_executor::DeviceAddressBase place(to, bytes);
+    return stream_->MemZero(&place, bytes);
+  }
+  absl::Status Copy(void* to, const void* from, size_t bytes) const {
+    if (bytes == 0) return absl::OkStatus();
+    stream_executor::DeviceAddressBase place(to, bytes);
+    return stream_->Memcpy(
+        &place, stream_executor::DeviceAddressBase(const_cast<void*>(from), bytes), bytes);
+  }
+
+ private:
+  explicit Gpu(stream_executor::Stream* stream)
+      : CudaDevice(stream->platform_specific_handle().stream), stream_(stream) {}
+
+  stream_executor::Stream* stream_;
+};
+
+// Words stay in device memory. TensorFlow moves int32 that passes a tf.cond on a GPU to the host
+// and back, so the broadcast sends their bits as float32.
+#define REGISTER(name, kernel, ...) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU) __VA_ARGS__, kernel<Gpu>)
+
+REGISTER("ScalecomSelect", SelectKernel, .HostMemory("residuals"));
+REGISTER("ScalecomAnyNonfinite", AnyNonfiniteKernel);
+REGISTER("ScalecomGather", GatherKernel, .HostMemory("residuals"));
+REGISTER("ScalecomUpdate", UpdateKernel, .HostMemory("residuals").HostMemory("finite"));
+
+}  // namespace
+}  // namespace scalecom

@@ -1,0 +1,109 @@
+"""What the op library was built for, read from its file without loading it.
+
+A library for another TensorFlow may crash the process that loads it, or fail with a message about
+a mangled symbol. So custom_ops/tf/record.h leaves a few lines of text in it.
+"""
+
+import ctypes
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+_NO_GPU_KERNELS = "no GPU kernels (there was no nvcc when it was built)"
+_RECORD = re.compile(rb"scalecom_built:(\w+)=([^\0]*)\0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """The record of one library.
+
+    Attributes:
+      tensorflow: version of TensorFlow, "" if there is no record.
+      cxx11_abi: "1" or "0", the ABI of libstdc++.
+      cuda: version of the CUDA toolkit, e.g. "13.0"; None without GPU kernels.
+      cuda_archs: compute capabilities that the GPU kernels are built for, rising: (8, 0), ...
+        Later ones than the last are compiled by the driver.
+    """
+
+    tensorflow: str
+    cxx11_abi: str
+    cuda: str | None
+    cuda_archs: tuple[tuple[int, int], ...]
+
+    def __str__(self):
+        gpu = _NO_GPU_KERNELS
+        if self.cuda:
+            archs = ", ".join(map(_text, self.cuda_archs))
+            gpu = f"GPU kernels for compute capability {archs} and later, CUDA {self.cuda}"
+        return f"built for TensorFlow {self.tensorflow}; {gpu}"
+
+
+def read(library: pathlib.Path) -> Built:
+    """Reads the record of a library."""
+    facts = {name.decode(): value.decode() for name, value in _RECORD.findall(library.read_bytes())}
+    # nvcc writes 800 for 8.0.
+    archs = [divmod(int(arch) // 10, 10) for arch in facts.get("cuda_archs", "").split(",") if arch]
+    return Built(
+        facts.get("tensorflow", ""), facts.get("cxx11_abi", ""), facts.get("cuda"),
+        tuple(sorted(archs)),
+    )
+
+
+def check_tensorflow(library: pathlib.Path) -> None:
+    """Raises an OSError unless a library was built for the TensorFlow that is running."""
+    built = read(library)
+    abi = str(tf.sysconfig.CXX11_ABI_FLAG)
+    if (built.tensorflow, built.cxx11_abi) != (tf.version.VERSION, abi):
+        raise OSError(
+            f"expected {library.name} to be built for TensorFlow {tf.version.VERSION} (C++11 ABI "
+            f"{abi}), which is running; received one built for TensorFlow "
+            f"{built.tensorflow or 'unknown'} (C++11 ABI {built.cxx11_abi or 'unknown'}). Install "
+            "the package again: pip install --no-build-isolation"
+        )
+
+
+def gpu_problem(
+    built: Built, capabilities: Iterable[tuple[int, int]], driver: int | None
+) -> str | None:
+    """Why a library's kernels cannot run on the GPUs in sight; None if they can.
+
+    Args:
+      built: the library's record.
+      capabilities: compute capability of each GPU.
+      driver: the newest CUDA that the driver knows, as 1000 * major + 10 * minor; None if it does
+        not say.
+    """
+    if built.cuda is None:
+        return f"a GPU is in sight, and the op library has {_NO_GPU_KERNELS}"
+    least = built.cuda_archs[0]
+    for capability in capabilities:
+        if capability < least:
+            return (
+                f"the op library's GPU kernels need compute capability {_text(least)}, a GPU in "
+                f"sight has {_text(capability)}"
+            )
+    if driver is not None and driver // 1000 < int(built.cuda.partition(".")[0]):
+        return (
+            f"the op library is built with CUDA {built.cuda}, the GPU's driver knows CUDA "
+            f"{driver // 1000}.{driver % 1000 // 10}: update the driver, or build with an older nvcc"
+        )
+    return None
+
+
+def gpu_facts() -> tuple[list[tuple[int, int]], int | None]:
+    """Compute capabilities of the GPUs in sight, and the driver's CUDA version."""
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    capabilities = [d["compute_capability"] for d in details if "compute_capability" in d]
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        failed = True
+    return capabilities, None if failed else version.value
+
+
+def _text(capability):
+    return ".".join(map(str, capability))
