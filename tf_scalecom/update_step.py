@@ -17,6 +17,7 @@ from tf_scalecom import algorithm
 from tf_scalecom.communicator import ListCommunicator, StrategyCommunicator, per_replica
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.layout import Layout
+from tf_scalecom.skip_warning import SkipWarning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +30,14 @@ class CompressionState:
         variable, with a value of its own on every replica.
       skipped_steps: integer variable, counts updates skipped for a gradient that was not finite.
       warmup_steps: updates at the start whose gradients travel dense.
+      skip_warning: is told of each update that is skipped.
     """
 
     layout: Layout
     residuals: Mapping[int, keras.Variable]
     skipped_steps: keras.Variable
     warmup_steps: int
+    skip_warning: SkipWarning
 
 
 class UpdateStep:
@@ -105,6 +108,8 @@ class UpdateStep:
 
         def skip():
             self._state.skipped_steps.assign_add(1)
+            step = self._inner.iterations
+            self._state.skip_warning.count(step, next_step=step + 1)
 
         tf.cond(exchanged.finite[0], apply, skip)
 
