@@ -24,7 +24,7 @@ OPCODES = {
     "minimum", "multiply", "negate", "pad", "parameter", "reduce", "reshape", "scatter", "select",
     "set-dimension-size", "slice", "sort", "subtract", "tuple",
 }  # fmt: skip
-# 64-bit types are emulated, and a sort of them is refused.
+# A TPU emulates 64-bit types, at twice the memory and more time.
 ELEMENT_TYPES = {"PRED", "U8", "U16", "S32", "F16", "BF16", "F32", "TUPLE"}
 CASES = (
     Case("top1"),
@@ -127,10 +127,10 @@ def tpu_compiler():
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    from jax.experimental import topologies
     from jax._src.interpreters import mlir
     from jax._src.lib import xla_client
     from jax._src.lib.mlir import ir
+    from jax.experimental import topologies
 
     device = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices[0]
 
