@@ -295,6 +295,31 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 "yet. Call `optimizer.build(model.trainable_variables)` or train a step first."
             )
 
+    def save_own_variables(self, store):
+        """Saves residuals and counters; Keras saves the inner optimizer beside them."""
+        for i, variable in enumerate(self._variables):
+            store[str(i)] = variable.numpy()
+
+    def load_own_variables(self, store):
+        """Loads what `save_own_variables` saved; every replica gets the residuals of the one saved.
+
+        Raises:
+          ValueError: the optimizer is not built, or was built for other variables.
+        """
+        if len(store.keys()) != len(self._variables):
+            raise ValueError(
+                f"ScaleComOptimizer: expected a file with the {len(self._variables)} variables of "
+                f"this optimizer; received one with {len(store.keys())}. "
+                + (
+                    "Build the model it was saved with."
+                    if self.built
+                    else "Call `optimizer.build(model.trainable_variables)` before loading, or "
+                    "load without the optimizer, by skip_mismatch=True."
+                )
+            )
+        for i, variable in enumerate(self._variables):
+            variable.assign(store[str(i)])
+
     def get_config(self):
         # Everything else is the inner optimizer's.
         return {

@@ -44,8 +44,8 @@ def describe(model: keras.Model) -> dict:
     """What a state fits to.
 
     Returns:
-        "variables": name -> {"shape": list, "dtype": name}. "optimizer": hyper-parameters, without the learning
-        rate where that is a variable, and so part of the state.
+        "variables": name -> {"shape": list, "dtype": name}. "optimizer": hyper-parameters, without
+        the learning rate where that is a variable, and so part of the state.
     """
     variables = {
         name: {"shape": parts[0].shape.as_list(), "dtype": parts[0].dtype.name}

@@ -1,0 +1,154 @@
+"""Models saved and loaded: `.keras`, `.weights.h5`, by one worker and by all."""
+
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+from test_multi_worker import digest, digits
+
+import tf_scalecom as sc
+
+BATCH = 8
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class HalfSGD(keras.optimizers.SGD):
+    """An inner optimizer of the user's own."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate / 2)
+
+
+def inner_optimizer():
+    return HalfSGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9), momentum=0.9)
+
+
+def build(strategy, inner=inner_optimizer):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((20,)),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(10),
+            ]
+        )
+        model.compile(
+            sc.ScaleComOptimizer(inner(), 100, beta=0.3, warmup_steps=2),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    return model
+
+
+def train(model, epochs=1, callbacks=()):
+    x, y = digits(6 * BATCH)
+    model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+    return model
+
+
+def state(model):
+    optimizer = model.optimizer
+    assert isinstance(optimizer, sc.ScaleComOptimizer)
+    return {
+        "weights": digest(model.variables),
+        "inner": digest(optimizer.inner_optimizer.variables),
+        "residual": [parts[0].tobytes() for parts in optimizer.residuals.values()],
+    }
+
+
+def assert_equal_state(got, expected):
+    for part, value in expected.items():
+        assert got[part] == value, part
+
+
+# --- On all workers ------------------------------------------------------------------------------
+
+
+def save_on_one_and_load_on_all(strategy, path, saver):
+    model = train(build(strategy))
+    if strategy.extended._id_in_cluster == saver:
+        model.save(path)
+    strategy.reduce("SUM", tf.constant(1.0), axis=None)  # all wait for the file
+    with strategy.scope():
+        loaded = keras.models.load_model(path)
+    before, after = state(model), state(loaded)
+    configs = [m.optimizer.get_config() for m in (model, loaded)]
+    weights = [digest(train(m).trainable_variables) for m in (model, loaded)]
+    return before, after, configs, weights
+
+
+@pytest.mark.parametrize("saver", [0, 1])
+def test_a_model_saved_by_one_worker_trains_on_on_all(cluster, tmp_path, saver):
+    path = str(tmp_path / "model.keras")
+    results = cluster(2).run(save_on_one_and_load_on_all, path, saver, timeout=150)
+    expected, *_ = results[saver]
+    for _, after, (before_config, after_config), _ in results:
+        assert_equal_state(after, expected)
+        assert after_config == before_config
+    assert results[0][3] == results[1][3]  # bit-equal, and nobody waited
+
+
+def load_weights_on_all(strategy, path, built):
+    model = train(build(strategy))
+    if strategy.extended._id_in_cluster == 0:
+        model.save_weights(path)
+    strategy.reduce("SUM", tf.constant(1.0), axis=None)
+    other = build(strategy)
+    if built:
+        with strategy.scope():
+            other.optimizer.build(other.trainable_variables)
+    try:
+        other.load_weights(path)
+    except ValueError as error:
+        return str(error), None
+    return state(model), state(other)
+
+
+def test_weights_are_loaded_with_the_optimizer_or_not_at_all(cluster, tmp_path):
+    path = str(tmp_path / "model.weights.h5")
+    results = cluster(2).run(load_weights_on_all, path, True, timeout=150)
+    for _, loaded in results:
+        assert_equal_state(loaded, results[0][0])
+    for error, _ in cluster(2).run(load_weights_on_all, path, False, timeout=150):
+        assert "Call `optimizer.build(model.trainable_variables)`" in error
+
+
+# --- In one process ------------------------------------------------------------------------------
+
+
+def test_weights_alone_are_loaded_without_the_optimizer(tmp_path):
+    path = str(tmp_path / "model.weights.h5")
+    strategy = tf.distribute.get_strategy()
+    model = train(build(strategy))
+    model.save_weights(path)
+    other = build(strategy)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        other.load_weights(path, skip_mismatch=True)
+    assert any("could not be loaded" in str(warning.message) for warning in caught)
+    assert digest(other.trainable_variables) == digest(model.trainable_variables)
+
+
+def test_a_file_holds_each_variable_once(tmp_path):
+    model = train(build(tf.distribute.get_strategy()))
+    plain = keras.models.clone_model(model)
+    plain.compile(inner_optimizer(), loss=model.loss)
+    plain.optimizer.build(plain.trainable_variables)
+    sizes = []
+    for name, saved in (("a", model), ("b", plain)):
+        path = tmp_path / f"{name}.weights.h5"
+        saved.save_weights(path)
+        sizes.append(path.stat().st_size)
+    residuals = sum(parts[0].nbytes for parts in model.optimizer.residuals.values())
+    assert sizes[0] - sizes[1] < residuals + 20_000  # HDF5's own records
+
+
+def test_restored_weights_continue_alike(tmp_path):
+    """An interrupted run goes on as the uninterrupted one, from a `.keras` file."""
+    path = tmp_path / "model.keras"
+    strategy = tf.distribute.get_strategy()
+    straight = train(build(strategy), epochs=2)
+    train(build(strategy)).save(path)
+    loaded = train(keras.models.load_model(path))
+    assert digest(loaded.trainable_variables) == digest(straight.trainable_variables)
