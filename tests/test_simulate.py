@@ -88,7 +88,7 @@ def replay_on_worker(strategy, recorded, arguments):
         optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(1.0), **arguments)
         optimizer.build(variables)
 
-    @tf.function
+    @functools.partial(tf.function, autograph=False)
     def step(gradients):
         strategy.run(lambda own: optimizer.apply(own, variables), args=(gradients,))
 
