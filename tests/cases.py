@@ -45,3 +45,21 @@ EXCHANGES = (
 
 # Divisible by the chunk, an odd tail, one chunk only, more dimensions, dense because small, scalar.
 SHAPES = ((50, 40), (1_237,), (1_000,), (3, 3, 16, 32), (999,), ())
+
+# Keras's own optimizers that make updates, with arguments with which small models learn fast.
+OPTIMIZERS = {
+    "Adadelta": {"learning_rate": 1.0},
+    "Adafactor": {"learning_rate": 0.01, "epsilon_1": 1e-16},
+    "Adagrad": {"learning_rate": 0.1},
+    "Adam": {"learning_rate": 0.01},
+    "AdamW": {"learning_rate": 0.01},
+    "Adamax": {"learning_rate": 0.01},
+    "Ftrl": {"learning_rate": 0.1},
+    "Lamb": {"learning_rate": 0.01},
+    "Lion": {"learning_rate": 0.003},
+    "Muon": {"learning_rate": 0.01},
+    "Nadam": {"learning_rate": 0.01},
+    "RMSprop": {"learning_rate": 0.003},
+    "SGD": {"learning_rate": 0.1},
+    "ScheduleFreeAdamW": {"learning_rate": 0.01},
+}

@@ -139,6 +139,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
           ValueError: the workers' optimizers or variables differ.
         """
         layout = self._config.layout(variables)
+        if layout.compressed:
+            _check_takes_zeros(self.inner_optimizer)
         self._require_alike(layout)
         self._excluded = self._config.excluded([t.path for t in layout.tensors])
         residuals = {}
@@ -359,6 +361,17 @@ def _without_names(config):
     if isinstance(config, Mapping):
         return {key: _without_names(value) for key, value in config.items() if key != "name"}
     return config
+
+
+def _check_takes_zeros(optimizer):
+    """Refuses what makes NaN of whole rows and columns of zeros, which compression leaves."""
+    too_small = 1e-16  # its square would be lost in a float32
+    if isinstance(optimizer, keras.optimizers.Adafactor) and optimizer.epsilon_1 < too_small:
+        raise ValueError(
+            f"ScaleComOptimizer: expected Adafactor with epsilon_1 >= {too_small}; received "
+            f"{optimizer.epsilon_1}, with which it divides 0 by 0 where a row and a column of a "
+            f"gradient are zero. Pass Adafactor(..., epsilon_1={too_small})."
+        )
 
 
 def _check_strategy(strategy):
