@@ -25,6 +25,7 @@ from tf_scalecom import empty_batches, keras_epochs
 from tf_scalecom.agreement import check_alike
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning
+from tf_scalecom.stop_together import DataEnd
 from tf_scalecom.version import __version__
 from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
 
@@ -68,6 +69,8 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             _configure_coordination_service(cluster)
         super()._initialize_multi_worker(cluster_resolver)
         self._install_cross_device_ops()
+        (launcher,) = self._host_cross_device_ops._launchers
+        self.data_end = DataEnd(self._num_replicas_in_sync, launcher._device)
         self.require_alike(
             "MultiWorkerMirroredStrategy",
             {

@@ -10,6 +10,7 @@ the few calls that Keras makes into it by the code they come from, and adjusts t
 object at hand.
 """
 
+import inspect
 import sys
 
 import tensorflow as tf
@@ -18,12 +19,20 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
+from tf_scalecom.stop_together import stop_together
+
 _BUILD_MODEL = TensorFlowTrainer._maybe_symbolic_build.__code__
+_FIT = inspect.unwrap(TensorFlowTrainer.fit).__code__
 
 
 def called_to_build_model(depth=2) -> bool:
     """Whether the caller's caller is Keras, reducing a batch only to learn its shapes."""
     return sys._getframe(depth).f_code is _BUILD_MODEL
+
+
+def called_to_count_data(depth=2) -> bool:
+    """Whether the caller's caller is a data iterator, counting the replicas that have data."""
+    return sys._getframe(depth).f_code is input_lib._calculate_replicas_with_values.__code__
 
 
 def example_of(batch, strategy):
@@ -82,6 +91,8 @@ def without_tuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
 class _EndsWithLastWorker:
     """Mixed into a distributed dataset: its length is unknown, and its end no surprise."""
 
+    _ends_alike = False
+
     @property
     def cardinality(self):
         if super().cardinality == tf.data.INFINITE_CARDINALITY:
@@ -91,16 +102,53 @@ class _EndsWithLastWorker:
     def __iter__(self):
         frame = sys._getframe(1)
         if frame.f_code is EpochIterator._enumerate_iterator.__code__:
+            # Every worker is in the same call to Keras, so it may ask the others.
+            self._check_ends_alike()
+            self._strategy.extended.data_end.ask(False)
             epoch_iterator = frame.f_locals["self"]
-            building = frame.f_back.f_back.f_code is _BUILD_MODEL
+            caller = frame.f_back.f_back
+            building = caller.f_code is _BUILD_MODEL
             if building and isinstance(epoch_iterator.data_adapter, GeneratorDataAdapter):
                 # What a generator has given to learn shapes it does not give again to train, and
                 # one thread would still fetch ahead while another begins the epoch.
                 return iter(epoch_iterator.data_adapter._first_batches[:1])
+            if caller.f_code is _FIT:
+                self._begin_epoch_of_fit(epoch_iterator, caller.f_locals)
             if not epoch_iterator.steps_per_epoch:
                 # Keras warns of interrupted training where it did not count. The end is regular.
                 epoch_iterator._interrupted_warning = lambda: None
         return super().__iter__()
+
+    def _check_ends_alike(self):
+        if self._ends_alike:
+            return
+        infinite = self.cardinality == tf.data.INFINITE_CARDINALITY
+        self._strategy.extended.require_alike(
+            "the data", {"length": "infinite (`repeat()`)" if infinite else "finite"}
+        )
+        self._ends_alike = True
+
+    def _begin_epoch_of_fit(self, epoch_iterator, fit):
+        """Prepares the first epoch of a call to `fit`, of which `fit` are the local variables."""
+        extended, callbacks = self._strategy.extended, fit["callbacks"]
+        if not stop_together(callbacks, epoch_iterator, extended):
+            return
+        extended.require_alike(
+            "fit",
+            {
+                "initial_epoch": fit["epoch"],
+                "epochs": fit["epochs"],
+                "steps_per_epoch": fit["steps_per_epoch"],
+                "validation": fit["validation_data"] is not None,
+            },
+        )
+        if self.cardinality == tf.data.INFINITE_CARDINALITY and any(
+            extended.gather_from_workers(not callbacks._async_train)
+        ):
+            # A callback that sees each batch may stop after any. The step in which workers agree
+            # on the end of data, which has none here, is then worth its time.
+            self._cardinality = tf.data.UNKNOWN_CARDINALITY
+            self._enable_get_next_as_optional = True
 
 
 class DistributedDataset(_EndsWithLastWorker, input_lib.DistributedDataset):

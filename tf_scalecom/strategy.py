@@ -72,6 +72,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         if keras_epochs.called_to_build_model():
             return keras_epochs.example_of(value, self)
+        if keras_epochs.called_to_count_data():
+            data_end = self.extended.data_end
+            return data_end.checked(super().reduce(reduce_op, data_end.vote(value), axis))
         if axis is not None and all(
             getattr(result, "shape", None) == ()
             for result in self.experimental_local_results(value)

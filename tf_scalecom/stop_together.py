@@ -1,0 +1,110 @@
+"""`model.stop_training`, set by a callback of one worker, stops all of them in the same step.
+
+Keras looks at `stop_training` after each batch and after each epoch, each worker at its own: one
+that stops would leave the others waiting in their next step. So callbacks may ask as they like,
+but the answer is a common one:
+
+* In the middle of an epoch, the worker that is asked to stop goes on to the next step, where all
+  workers count who has data. There it votes for the end of the data, and the epoch ends on all.
+* At the end of an epoch, the workers tell each other whether they were asked, and stop if one was.
+"""
+
+import tensorflow as tf
+from keras.src.callbacks import CallbackList
+from keras.src.trainers.epoch_iterator import EpochIterator
+from tensorflow.python.ops import resource_variable_ops
+
+
+class DataEnd:
+    """This worker's vote to end the data of all workers, in the count of who has some.
+
+    Args:
+        num_replicas: how many replicas are counted.
+        device: where the vote is kept, a CPU.
+    """
+
+    def __init__(self, num_replicas, device):
+        self._device = device
+        self._veto = -1 - num_replicas  # outweighs all that have data
+        with tf.init_scope(), tf.device(device):
+            self._vote = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
+
+    def ask(self, end):
+        """Votes from now on for the end of the data, or no longer does."""
+        self._vote.assign(self._veto if end else 0)
+
+    def vote(self, count):
+        """Adds the vote to this worker's count of replicas with data, an int64 tensor."""
+        with tf.device(self._device):
+            return count + self._vote.read_value()
+
+    def checked(self, total):
+        """Returns the sum of all counts; raises an OutOfRangeError in its place after a veto."""
+        with tf.device(self._device):
+            end = tf.cond(tf.reduce_all(total < 0), _end_of_data, lambda: tf.constant(0, tf.int64))
+            return total + end
+
+
+def _end_of_data():
+    # What Keras takes for the end of an epoch; no operation raises it but an iterator at its end.
+    return iter(tf.data.Dataset.range(0)).get_next()
+
+
+class _StopsTogether:
+    """Mixed into the `CallbackList` of a call to `fit`; does its part after all callbacks."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        super().on_train_batch_begin(batch, logs)
+        self._take_over()
+        if self._asked:
+            self._extended.data_end.ask(True)
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+        self._take_over()
+
+    def on_test_begin(self, logs=None):
+        self._extended.data_end.ask(False)  # the training data has ended, not the test data
+        super().on_test_begin(logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._extended.data_end.ask(False)
+        super().on_epoch_end(epoch, logs)
+        self._take_over()
+        stop = any(self._extended.gather_from_workers(self._asked))
+        self.model.stop_training = stop
+        if self._ran_out_of_data and not stop:
+            EpochIterator._interrupted_warning(self._epoch_iterator)
+        self._ran_out_of_data = False
+
+    def _take_over(self):
+        """Keeps a callback's wish from Keras until the end of the epoch."""
+        if self.model.stop_training:
+            self.model.stop_training = False
+            self._asked = True
+
+    def _note_end_of_data(self):
+        self._ran_out_of_data = True
+
+
+def stop_together(callbacks: CallbackList, epoch_iterator: EpochIterator, extended) -> bool:
+    """Makes the callbacks of a call to `fit` stop training on all workers, or on none.
+
+    Args:
+        callbacks: the list that Keras made for this call.
+        epoch_iterator: Keras's iterator over the training data.
+        extended: implementation of the strategy.
+
+    Returns:
+        Whether that is news: False if it was done before.
+    """
+    if getattr(callbacks, "_epoch_iterator", None) is epoch_iterator:
+        return False
+    if not isinstance(callbacks, _StopsTogether):
+        callbacks.__class__ = type("StopsTogether", (_StopsTogether, type(callbacks)), {})
+    callbacks._asked = callbacks._ran_out_of_data = False
+    callbacks._extended = extended
+    callbacks._epoch_iterator = epoch_iterator
+    # Keras warns as soon as the data ends, when it is not known yet that it was a stop.
+    epoch_iterator._interrupted_warning = callbacks._note_end_of_data
+    return True
