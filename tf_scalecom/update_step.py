@@ -94,8 +94,7 @@ class UpdateStep:
             accumulator.assign(tf.zeros_like(accumulator))
         gradients = _by_replica(strategy, local)
         residuals = [self._state.residuals[self._positions[i]] for i in self._layout.compressed]
-        # With nothing to compress there still is an (empty) list for each replica.
-        residuals = _by_replica(strategy, [m.value for m in residuals]) or [[] for _ in gradients]
+        residuals = _parts_by_replica(strategy, [m.value for m in residuals], len(gradients))
         exchanged = self._exchange(
             strategy, gradients, residuals, strategy.experimental_local_results(replica_ids)
         )
@@ -193,6 +192,16 @@ def _without_empty(strategy, grads):
 def _by_replica(strategy, values):
     """[variable] of per-replica values to [replica of this process][variable]."""
     return _transposed(map(strategy.experimental_local_results, values))
+
+
+def _parts_by_replica(strategy, variables, num_replicas):
+    """[variable] to [replica of this process][variable]: the part that is the replica's own."""
+    parts = _by_replica(strategy, variables)
+    if len(parts) > num_replicas:
+        # A TPU's step is traced once for all replicas: there a variable is each one's own part.
+        return [variables]
+    # With no variables there still is an (empty) list for each replica.
+    return parts or [[] for _ in range(num_replicas)]
 
 
 def _transposed(rows):
