@@ -456,6 +456,13 @@ def test_patterns_that_match_nothing_are_refused(arguments):
         optimizer.build([keras.Variable(np.zeros(3), name="w")])
 
 
+def test_an_optimizer_that_cannot_take_zeros_is_refused_where_something_is_compressed():
+    variables = [keras.Variable(np.zeros((40, 50), np.float32), name="w")]
+    with pytest.raises(ValueError, match=r"epsilon_1 >= 1e-16; received 1e-30.*divides 0 by 0"):
+        sc.ScaleComOptimizer(keras.optimizers.Adafactor()).build(variables)
+    sc.ScaleComOptimizer(keras.optimizers.Adafactor(), compression_ratio=1).build(variables)
+
+
 def test_unsupported_surroundings_are_refused_by_name():
     strategy = tf.distribute.experimental.CentralStorageStrategy()
     with strategy.scope():

@@ -35,13 +35,8 @@ def build(optimizer="sgd", steps_per_execution=1, **compile_arguments):
             keras.layers.Dense(3),
         ]
     )
-    made = (
-        optimizers[optimizer]()
-        if optimizer in optimizers
-        else getattr(keras.optimizers, optimizer)(learning_rate=0.01)
-    )
     model.compile(
-        made,
+        optimizers[optimizer](),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         steps_per_execution=steps_per_execution,
@@ -92,26 +87,8 @@ def test_training_equals_one_worker_with_the_whole_batch(cluster, num_workers, s
         assert_equal(result, expected)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    ["adam", "loss scale"]
-    + [
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in (
-            "AdamW",
-            "Adadelta",
-            "Adagrad",
-            "Adamax",
-            "Ftrl",
-            "Lamb",
-            "Lion",
-            "Muon",
-            "Nadam",
-            "RMSprop",
-        )
-    ],
-)
-def test_every_optimizer_trains_as_on_one_worker(cluster, optimizer):
+@pytest.mark.parametrize("optimizer", ["adam", "loss scale"])
+def test_other_optimizers_train_as_on_one_worker(cluster, optimizer):
     expected = alone(optimizer=optimizer)
     for result in cluster(2).run(train_on_arrays, timeout=150, optimizer=optimizer):
         assert_equal(result, expected)

@@ -118,7 +118,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         """
         tensor = tf.convert_to_tensor(input_tensor)
         with self._placed(control_input):
-            if self._group_size == 1:
+            if self._group_size == 1 or tensor.shape.num_elements() == 0:
                 return tf.identity(tensor)
             if tensor.shape.is_fully_defined():
                 signature = ("reduce", tensor.dtype.name, *tensor.shape.as_list(), site)
@@ -182,6 +182,8 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
                 return self._launch(receive_value, shape, key, options)
 
         with self._placed(control_input):
+            if 0 in shape:
+                return tf.zeros(shape, dtype)  # sent, it would crash the runtime
             if self._group_size == 1:
                 return tf.cast(value(), dtype)
             with tf.device(self._host_device):
