@@ -29,6 +29,9 @@ from tf_scalecom.stop_together import DataEnd
 from tf_scalecom.version import __version__
 from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
 
+# From the meeting of the workers to the start of TensorFlow on all of them.
+_START_SECONDS = 60
+# Far more than the watchdog needs, which asks whenever a collective waits; this is for the rest.
 _HEARTBEAT_SECONDS = 20
 _SHUTDOWN_SECONDS = 10
 
@@ -339,18 +342,17 @@ def _configure_coordination_service(cluster):
         for job in ("chief", "worker")
         if cluster.jobs.get(job)
     ]
-    limit = cluster_lib.seconds_from_environment(
-        cluster_lib.LIMIT_VARIABLE, cluster_lib.LIMIT_SECONDS
-    )
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=multi_worker_util.coordination_leader(
             tf.train.ClusterSpec({job: list(a) for job, a in cluster.jobs.items()})
         ),
         coordinated_jobs=jobs,
-        cluster_register_timeout_in_ms=int(limit * 1000),
+        cluster_register_timeout_in_ms=_START_SECONDS * 1000,
         heartbeat_timeout_in_ms=_HEARTBEAT_SECONDS * 1000,
         # At the end workers wait for each other, lest the one that is done first be taken for
         # crashed; but not for one that never comes to its end.
         shutdown_barrier_timeout_in_ms=_SHUTDOWN_SECONDS * 1000,
     )
+    # One that dies on its way from the meeting to here is named; without, it is missed for an hour.
+    context.context().coordination_service.cluster_register_with_barrier = True
