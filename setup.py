@@ -1,8 +1,8 @@
 """Builds the native kernels (custom_ops/) into the package, where there is a compiler.
 
 Everything else about the package is in pyproject.toml. Without a compiler or TensorFlow's headers
-the package installs all the same, and runs on the plain TensorFlow kernels; without nvcc (CUDA_HOME,
-or on the path) the native kernels are those of the CPU.
+the package installs all the same, and runs on the plain TensorFlow kernels. Without nvcc (in
+CUDA_HOME, or on the path) the native kernels are those of the CPU.
 """
 
 import importlib.util

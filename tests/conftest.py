@@ -1,7 +1,10 @@
-"""What all tests share: four logical CPUs in this process, and the clusters of worker processes."""
+"""What all tests share: four logical CPUs, the clusters of worker processes, the native core."""
 
 import os
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 # Before TensorFlow is imported. Tests marked gpu: CUDA_VISIBLE_DEVICES=0 pytest -m gpu
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -24,6 +27,28 @@ def cluster(
     clusters = WorkerClusters(log_dir, pytestconfig.getini("filterwarnings"))
     yield clusters
     clusters.close()
+
+
+@pytest.fixture(scope="session")
+def build_native(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a target of custom_ops/Makefile, outside the source tree; returns the folder."""
+    if shutil.which("g++") is None or shutil.which("make") is None:
+        pytest.skip("needs g++ and make to build the native core")
+    source = Path(__file__).resolve().parent.parent / "custom_ops"
+    folder = tmp_path_factory.mktemp("native_core")
+
+    def make(target: str, **variables) -> Path:
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        process = subprocess.run(
+            ["make", "-s", "-j2", "-C", str(source), f"BUILD={folder}", target, *settings],
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert process.returncode == 0, process.stdout + process.stderr
+        return folder
+
+    return make
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,35 +2,8 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
-
-SOURCE = Path(__file__).resolve().parent.parent / "custom_ops"
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or shutil.which("make") is None,
-    reason="needs g++ and make to build the native core",
-)
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory):
-    """Builds targets once, outside the source tree; returns a function that makes one."""
-    directory = tmp_path_factory.mktemp("native_core")
-
-    def make(target, **variables):
-        settings = [f"{name}={value}" for name, value in variables.items()]
-        process = subprocess.run(
-            ["make", "-s", "-j2", "-C", str(SOURCE), f"BUILD={directory}", target, *settings],
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        assert process.returncode == 0, process.stdout + process.stderr
-        return directory
-
-    return make
 
 
 def run(directory, program, *arguments, isa="avx512"):
@@ -46,33 +19,33 @@ def run(directory, program, *arguments, isa="avx512"):
 
 
 @pytest.mark.parametrize("program", ["layout_test", "arguments_test"])
-def test_layout_and_arguments(build, program):
-    directory = build("core_tests")
+def test_layout_and_arguments(build_native, program):
+    directory = build_native("core_tests")
     run(directory, program)
 
 
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
-def test_equal_to_the_reference_on_every_instruction_set(build, isa):
+def test_equal_to_the_reference_on_every_instruction_set(build_native, isa):
     """An instruction set that this machine lacks falls back to the next, and says so."""
-    output = run(build("core_tests"), "sweep_cpu", "5", isa=isa)
+    output = run(build_native("core_tests"), "sweep_cpu", "5", isa=isa)
     assert "steps equal to the reference" in output
     print(output)
 
 
-def test_fuzz(build):
+def test_fuzz(build_native):
     """A short run without a sanitizer; `make -C custom_ops sanitize` is the long one."""
-    assert "inputs in" in run(build("fuzz_program", FUZZ_SECONDS=2), "fuzz")
+    assert "inputs in" in run(build_native("fuzz_program", FUZZ_SECONDS=2), "fuzz")
 
 
 @pytest.mark.slow
-def test_cuda_kernels_emulated_on_the_cpu(build):
-    assert "steps equal" in run(build("emulator"), "sweep_emulated", "150")
+def test_cuda_kernels_emulated_on_the_cpu(build_native):
+    assert "steps equal" in run(build_native("emulator"), "sweep_emulated", "150")
 
 
 @pytest.mark.gpu
-def test_cuda_kernels_on_the_gpu(build):
+def test_cuda_kernels_on_the_gpu(build_native):
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc to build the CUDA core")
     if shutil.which("nvidia-smi") is None or subprocess.run(["nvidia-smi", "-L"]).returncode != 0:
         pytest.skip("needs a GPU: custom_ops/bench/run.sh cuda runs there without TensorFlow")
-    assert "steps equal" in run(build("cuda", CUDA_ARCH="-arch=native"), "sweep_cuda", "5")
+    assert "steps equal" in run(build_native("cuda", CUDA_ARCH="-arch=native"), "sweep_cuda", "5")

@@ -1,5 +1,10 @@
-"""The kernels: native and plain TensorFlow ones give the same, bit for bit."""
+"""The kernels: native and plain TensorFlow ones give the same, bit for bit.
 
+On the CPU; on a GPU where there is one; and everywhere the GPU's kernels, emulated on the CPU by
+the native core's tests: all of them but TensorFlow's stream.
+"""
+
+import contextlib
 import subprocess
 import sys
 
@@ -7,10 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import EXCHANGES, SHAPES, Case
+from tensorflow.python.framework import kernels as registered_kernels
 
-from tf_scalecom import ops
+import tf_scalecom as sc
+from tf_scalecom import cross_device_ops, ops
 from tf_scalecom.layout import Layout, tensor_layout
-from tf_scalecom.ops import native, xla
+from tf_scalecom.ops import built, native, xla
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,6 +26,44 @@ def needs_the_library():
         native.library()
     except (OSError, tf.errors.OpError) as error:
         pytest.skip(f"no native kernels here: {error}")
+
+
+OPERATIONS = ("ScalecomSelect", "ScalecomAnyNonfinite", "ScalecomGather", "ScalecomUpdate")
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels(build_native):
+    """Kernels with the label "emulated", for the operations on the CPU."""
+    folder = build_native(
+        "ops_emulated",
+        TF_FLAGS=" ".join(tf.sysconfig.get_compile_flags()).replace("-I", "-isystem"),
+        TF_LINKS=" ".join(tf.sysconfig.get_link_flags()),
+    )
+    tf.load_op_library(str(folder / "ops_emulated.so"))
+
+
+@pytest.fixture(params=["CPU", pytest.param("GPU", marks=pytest.mark.gpu), "emulated"])
+def device(request):
+    """Where the native kernels run."""
+    if request.param == "GPU":
+        if not tf.config.list_logical_devices("GPU"):
+            pytest.skip("needs a GPU: CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/test_ops.py")
+        assert ops.backend()[0] is native, ops.backend()[1]
+    if request.param == "emulated":
+        request.getfixturevalue("emulated_kernels")
+    return request.param
+
+
+@contextlib.contextmanager
+def on(device):
+    """Places what is created or traced inside."""
+    if device != "emulated":
+        with tf.device(device):
+            yield
+    else:
+        graph = tf.compat.v1.get_default_graph()
+        with graph._kernel_label_map(dict.fromkeys(OPERATIONS, "emulated")):
+            yield
 
 
 def inputs(layout, seed, scale=1.0):
@@ -31,23 +76,25 @@ def inputs(layout, seed, scale=1.0):
     return gradients, residuals
 
 
-def step(kernels, layout, gradients, residuals, compiled=False):
+def step(kernels, layout, gradients, residuals, compiled=False, device="CPU"):
     """All of one replica's kernels; `reduced` is what was sent, doubled."""
 
     @tf.function(jit_compile=compiled)
     def run():
-        words = kernels.select(gradients, residuals, layout)
-        values = kernels.gather(gradients, residuals, words, layout)
-        finite = kernels.all_finite(gradients)
-        return words, values, finite, kernels.update(
-            gradients, residuals, words, values, 2 * values, finite, layout
-        )
+        with on(device):
+            words = kernels.select(gradients, residuals, layout)
+            values = kernels.gather(gradients, residuals, words, layout)
+            finite = kernels.all_finite(gradients)
+            return words, values, finite, kernels.update(
+                gradients, residuals, words, values, 2 * values, finite, layout
+            )
 
     return run()
 
 
-def copies(variables):
-    return [tf.Variable(v) for v in variables]
+def copies(variables, device="CPU"):
+    with tf.device("CPU" if device == "emulated" else device):
+        return [tf.Variable(v) for v in variables]
 
 
 def assert_same(got, expected):
@@ -74,27 +121,26 @@ MIXED = Layout(
     ids=[case.name for case in EXCHANGES] + ["mixed_dtypes"],
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_native_and_xla_kernels_agree_to_the_bit(layout, seed):
-    if not native.supports(layout):
-        pytest.skip("not a layout of the native kernels")
-    gradients, residuals = inputs(layout, seed)
-    twin = copies(residuals)
-    assert_same(
-        step(native, layout, gradients, residuals), step(xla, layout, gradients, twin)
-    )
+def test_native_and_xla_kernels_agree_to_the_bit(layout, seed, device):
+    gradients, twin = inputs(layout, seed)
+    residuals = copies(twin, device)
+    got = step(native, layout, gradients, residuals, device=device)
+    assert device != "GPU" or "GPU" in got[1].device
+    assert_same(got, step(xla, layout, gradients, twin))
     assert_same(residuals, twin)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_leaves_residuals_alone(bad):
+def test_what_is_not_finite_leaves_residuals_alone(bad, device):
     layout = Case("top1").layout((2_000,), (40, 50))
+    gradients, before = inputs(layout, seed=0)
+    gradients[1] = tf.tensor_scatter_nd_update(gradients[1], [[3, 7]], [bad])
+    residuals = copies(before, device)
     for kernels in (native, xla):
-        gradients, residuals = inputs(layout, seed=0)
-        gradients[1] = tf.tensor_scatter_nd_update(gradients[1], [[3, 7]], [bad])
-        before = [v.numpy() for v in residuals]
-        _, _, finite, _ = step(kernels, layout, gradients, residuals)
+        _, _, finite, outputs = step(kernels, layout, gradients, residuals, device=device)
         assert not finite
-        assert_same(residuals, [tf.constant(b) for b in before])
+        assert_same(residuals, before)
+        assert kernels is xla or not np.any(tf.concat([tf.reshape(o, [-1]) for o in outputs], 0))
 
 
 def test_equal_magnitudes_are_selected_alike():
@@ -108,12 +154,13 @@ def test_equal_magnitudes_are_selected_alike():
         )
 
 
-def test_a_reader_of_the_residual_keeps_what_it_read():
+def test_a_reader_of_the_residual_keeps_what_it_read(device):
     layout = Case("top1").layout((2_000,))
     gradients, residuals = inputs(layout, seed=0)
+    residuals = copies(residuals, device)
     read = residuals[0].read_value()
     before = read.numpy().copy()
-    step(native, layout, gradients, residuals)
+    step(native, layout, gradients, residuals, device=device)
     np.testing.assert_array_equal(read, before)
     assert not np.array_equal(residuals[0], before)
 
@@ -131,32 +178,147 @@ def test_the_twin_compiles_to_xla(case):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # XLA may fuse sums and products
 
 
-BAD_CALLS = {
-    "missing layout": dict(chunk_size=[10]),
-    "width": dict(offset_bytes=[1, 3]),
-    "size": dict(chunk_size=[10, 0]),
+LAYOUT = dict(chunk_size=[10, 10], chunk_keep=[1, 1], tail_keep=[1, 1], offset_bytes=[1, 1])
+BAD_LAYOUTS = {
+    "missing": (dict(chunk_size=[10]), "for each of 2 gradients; got 1, 2, 2 and 2"),
+    "width": (dict(offset_bytes=[1, 3]), "tensor 1 of 100 elements.*offset_bytes 3"),
+    "size": (dict(chunk_size=[10, 0]), "chunk_size in 1 .* tensor 1 .*chunk_size 0"),
+    "keep": (dict(chunk_size=[10, 25], chunk_keep=[1, 17]), "at most 16 .* chunk_keep 17"),
 }
 
 
-@pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_layouts_are_refused(name):
-    attributes = dict(
-        chunk_size=[10, 10], chunk_keep=[1, 1], tail_keep=[1, 1], offset_bytes=[1, 1]
-    )
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+@pytest.mark.parametrize("name", BAD_LAYOUTS)
+def test_bad_layouts_are_refused(name, eager):
+    """By the kernel in eager mode, by the shape function in a graph."""
+    attributes, message = BAD_LAYOUTS[name]
     gradients = [tf.zeros(100), tf.zeros(100)]
-    residuals = [tf.Variable(tf.zeros(100)).handle for _ in range(2)]
-    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="expected"):
-        tf.function(
-            lambda: native.library().scalecom_select(
-                gradients, residuals, **(attributes | BAD_CALLS[name])
-            )
-        )()
+    residuals = [tf.Variable(tf.zeros(100)) for _ in range(2)]
+
+    def select():
+        return native.library().scalecom_select(
+            gradients, [r.handle for r in residuals], **(LAYOUT | attributes)
+        )
+
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
+        select() if eager else tf.function(select)()
 
 
 def test_a_residual_of_another_shape_is_refused():
     layout = Case("", compression_ratio=10).layout((2_000,))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"residual of 2000 elements.*\[5\]"):
         native.select([tf.zeros(2_000)], [tf.Variable(tf.zeros(5))], layout)
+
+
+def test_a_residual_given_twice_is_refused():
+    layout = Case("", compression_ratio=10).layout((2_000,), (2_000,))
+    residual = tf.Variable(tf.zeros(2_000))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="2 different residuals; got one"):
+        native.select([tf.zeros(2_000)] * 2, [residual] * 2, layout)
+
+
+BAD_UPDATES = {
+    "words": (dict(words=tf.zeros(49, tf.int32)), r"expected 50 elements of words; got .*\[49\]"),
+    "values": (dict(values=tf.zeros(201)), r"expected 200 elements of values; got .*\[201\]"),
+    "reduced": (dict(reduced=tf.zeros(199)), r"expected 200 elements of reduced; got .*\[199\]"),
+    "beta": (dict(beta=1.5), r"expected beta in \(0, 1\]; got 1.5"),
+}
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+@pytest.mark.parametrize("name", BAD_UPDATES)
+def test_bad_arguments_are_refused(name, eager):
+    change, message = BAD_UPDATES[name]
+    arguments = dict(
+        words=tf.zeros(50, tf.int32), values=tf.zeros(200), reduced=tf.zeros(200), beta=1.0,
+        finite=True, chunk_size=[10], chunk_keep=[1], tail_keep=[1], offset_bytes=[1],
+    )
+    residual = tf.Variable(tf.zeros(2_000))
+
+    def update():
+        return native.library().scalecom_update(
+            [tf.zeros(2_000)], [residual.handle], **(arguments | change)
+        )
+
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
+        update() if eager else tf.function(update)()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_shapes_are_inferred(known):
+    gradients, residuals = inputs(MIXED, seed=0)
+
+    @tf.function(
+        input_signature=[tf.TensorSpec(g.shape if known else None, g.dtype) for g in gradients]
+    )
+    def kernels(*gradients):
+        words = native.select(gradients, residuals, MIXED)
+        values = native.gather(gradients, residuals, words, MIXED)
+        finite = native.all_finite(gradients)
+        outputs = native.update(gradients, residuals, words, values, values, finite, MIXED)
+        return words, values, finite, *outputs
+
+    expected = [[MIXED.offset_words], [MIXED.kept], [], *(g.shape for g in gradients)]
+    if not known:
+        expected = [[None], [None], []] + [None] * len(gradients)
+    shapes = kernels.get_concrete_function().output_shapes
+    for got, want in zip(shapes, map(tf.TensorShape, expected), strict=True):
+        assert got.rank == want.rank and (got.rank is None or got.as_list() == want.as_list())
+
+
+def kernels_on_gpu(operation):
+    """dtype of attribute T -> arguments in host memory, of an operation's kernels on a GPU."""
+    return {
+        tf.as_dtype(types[0]).name if len(types) == 1 else "any": set(kernel.host_memory_arg)
+        for kernel in registered_kernels.get_registered_kernels_for_op(operation).kernel
+        if kernel.device_type in ("GPU", "DEFAULT")
+        for types in [[t for c in kernel.constraint for t in c.allowed_values.list.type]]
+    }
+
+
+def test_on_a_gpu_words_are_in_device_memory():
+    """From the kernel to the next one, through the cond of the broadcast: as bits of float32."""
+    if built.read(native.LIBRARY).cuda is None:
+        pytest.skip("needs an op library that was built with nvcc")
+    handles = {"residuals"}
+    assert kernels_on_gpu("ScalecomSelect") == {"any": handles}
+    assert kernels_on_gpu("ScalecomGather") == {"any": handles}
+    assert kernels_on_gpu("ScalecomUpdate") == {"any": handles | {"finite"}}
+    assert kernels_on_gpu("ScalecomAnyNonfinite") == {"any": set()}
+    assert kernels_on_gpu("Bitcast") == {"any": set()}
+    for operation in ("Identity", "EnsureShape", "Switch", "Merge"):
+        on_gpu = kernels_on_gpu(operation)
+        assert on_gpu["float32"] <= {"pred", "value_index"}, operation
+        # Why it is not int32 that travels.
+        assert on_gpu["int32"] - {"pred", "value_index"}, operation
+
+
+@pytest.mark.parametrize("device", ["/job:worker/replica:0/task:1/device:GPU:0", "CPU:0"])
+def test_words_travel_unchanged(device, monkeypatch):
+    """On four logical CPUs, as what they would be called between GPUs."""
+    wire = cross_device_ops._words_dtype(device)
+    assert wire == (tf.float32 if "GPU" in device else tf.int32)
+    monkeypatch.setattr(cross_device_ops, "_words_dtype", lambda _: wire)
+    devices = [f"CPU:{i}" for i in range(4)]
+    strategy = tf.distribute.MirroredStrategy(
+        devices, cross_device_ops=sc.ScaleComAllReduce.for_devices(devices)
+    )
+    # Quiet and signalling NaN, infinity, denormals, -0: every exponent with some fractions.
+    words = np.array(
+        [e << 23 | f for e in range(512) for f in (0, 1, 0x3FFFFF, 0x400000, 0x7FFFFF)], np.uint32
+    ).view(np.int32)
+
+    @tf.function(autograph=False)
+    def broadcast(leader):
+        with strategy.scope():
+            operations = strategy.extended._cross_device_ops
+            communicator = cross_device_ops.CollectiveCommunicator(operations)
+            other = tf.zeros_like(words)
+            makes = [lambda i=i: tf.constant(words) if i == 2 else other for i in range(4)]
+            return communicator.broadcast(makes, leader, len(words))
+
+    for received in broadcast(tf.constant(2)):
+        np.testing.assert_array_equal(received, words)
 
 
 @pytest.mark.parametrize("wanted", ["native", "xla", "auto", "fast"])

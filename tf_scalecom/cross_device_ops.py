@@ -11,6 +11,10 @@ from tf_scalecom import algorithm
 from tf_scalecom.collectives import CollectiveLauncher
 from tf_scalecom.layout import Layout
 
+# An exchange takes two rounds between workers, of about a millisecond: as long as this many bytes
+# take at 1 Gbit/s.
+_BUCKET_BYTES = 128 * 1024
+
 # Group keys of `for_devices`: clear of those that strategies count up from 1, one per instance.
 _local_group_keys = itertools.count(1 << 20)
 
@@ -32,6 +36,11 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
             for device in self._devices
         ]
         self._eager_exchanges = {}
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Payload of the tensors that are exchanged together, at least; see `Layout.buckets`."""
+        return self._options.bytes_per_pack or _BUCKET_BYTES
 
     @classmethod
     def for_devices(cls, devices: Sequence[str] | None = None) -> "ScaleComAllReduce":
@@ -82,13 +91,8 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
         return self._exchange(gradients, layout, state, step)
 
     def _exchange(self, gradients, layout, state, step):
-        # A worker that runs out of data abandons the step. No collective may have started by
-        # then that the others do not meet, so all of them wait for the gradients.
-        leaves = tf.nest.flatten([list(g) for g in gradients], expand_composites=True)
-        with tf.control_dependencies(leaves):
-            return algorithm.exchange(
-                gradients, state, layout, step, CollectiveCommunicator(self)
-            )
+        communicator = CollectiveCommunicator(self)
+        return algorithm.exchange(gradients, state, layout, step, communicator)
 
     def __deepcopy__(self, memo):
         return type(self)(
@@ -106,6 +110,7 @@ class CollectiveCommunicator:
         extended = tf.distribute.get_strategy().extended
         self._ops = ops
         self.num_replicas = ops._group_size
+        self.bucket_bytes = ops.bucket_bytes
         self.replica_ids = [
             extended._get_replica_id_in_sync_group(i) for i in range(len(ops._launchers))
         ]
@@ -128,15 +133,27 @@ class CollectiveCommunicator:
         return sums
 
     def broadcast(self, make, leader, size):
-        return [
+        wire = _words_dtype(self._ops._devices[0])
+        words = [
             launcher.broadcast(
-                make_vector,
+                lambda make_vector=make_vector: tf.bitcast(make_vector(), wire),
                 is_source=tf.equal(leader, replica_id),
                 source_rank=leader,
                 shape=[size],
-                dtype=tf.int32,
+                dtype=wire,
             )
             for launcher, replica_id, make_vector in zip(
                 self._ops._launchers, self.replica_ids, make, strict=True
             )
         ]
+        return [tf.bitcast(w, tf.int32) for w in words]
+
+
+def _words_dtype(device: str) -> tf.DType:
+    """What words of offsets are called on their way between devices of this kind.
+
+    TensorFlow keeps every int32 that passes a cond on a GPU in host memory: the words would go to
+    the host and back on each replica. As the bits of a float32 they stay in device memory; nothing
+    computes with them on the way.
+    """
+    return tf.float32 if tf.DeviceSpec.from_string(device).device_type == "GPU" else tf.int32

@@ -88,7 +88,7 @@ def gpu_problem(
     if driver is not None and driver // 1000 < int(built.cuda.partition(".")[0]):
         return (
             f"the op library is built with CUDA {built.cuda}, the GPU's driver knows CUDA "
-            f"{driver // 1000}.{driver % 1000 // 10}: update the driver, or build with an older nvcc"
+            f"{driver // 1000}.{driver % 1000 // 10}: update it, or build with an older nvcc"
         )
     return None
 
