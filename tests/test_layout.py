@@ -48,6 +48,22 @@ def test_paths_are_made_unique():
     assert unique_paths(["a", "b", "a", "a"]) == ["a", "b", "a#2", "a#3"]
 
 
+def test_buckets_hold_all_tensors_from_the_last_to_the_first():
+    layout = Case("").layout((100, 100), (10,), (200, 100), (7,), (50, 100))
+    # Payload: 100 values of 4 bytes and as many offsets of 1, 10 values, and so on.
+    assert layout.buckets(None) == [(0, 1, 2, 3, 4)]
+    assert layout.buckets(1) == [(4,), (3,), (2,), (1,), (0,)]
+    assert layout.buckets(251) == [(3, 4), (2,), (0, 1)]
+    assert layout.buckets(600) == [(0, 1, 2, 3, 4)]  # what is left over joins the last one
+    assert layout.buckets(10**6) == [(0, 1, 2, 3, 4)]
+
+
+def test_each_bucket_has_its_own_flag_and_whole_words():
+    layout = Case("").layout((100, 101), (100, 101))
+    one, two = (compression_report(layout, 2, True, size).bytes_sent for size in (None, 1))
+    assert two - one == 4 + (2 * 104 - 4 * 51) / 2
+
+
 def test_report_of_a_known_layout():
     # 10,000 float32, 100x: 100 values of 4 bytes and 100 offsets of 1 byte; 10 dense elements.
     layout = Case("").layout((100, 100), (10,))

@@ -59,42 +59,82 @@ def exchange(
     if not layout.compressed:
         return _reduce_dense(gradients, communicator)
     kernels = ops.kernels_for(layout)
-    compressed = [[grads[i] for i in layout.compressed] for grads in gradients]
-    dense = [[grads[i] for i in layout.dense] for grads in gradients]
-
-    # 1. Select on the leader. 2. Broadcast the offsets.
-    words = communicator.broadcast(
-        [
-            lambda g=g, m=m: kernels.select(g, m, layout)
-            for g, m in zip(compressed, residuals, strict=True)
-        ],
-        leader=tf.cast(step % communicator.num_replicas, tf.int32),
-        size=layout.offset_words,
-    )
-
-    # 3. All-reduce the selected values, a finite flag and the dense tensors.
-    # The flag is one more value: 0, or infinity from a replica whose gradient is not finite, so
-    # that a check of the sums answers for all replicas, and alike on all.
-    values = [
-        kernels.gather(g, m, w, layout)
-        for g, m, w in zip(compressed, residuals, words, strict=True)
+    leader = tf.cast(step % communicator.num_replicas, tf.int32)
+    buckets = [
+        _Bucket(positions, gradients, residuals, layout, kernels)
+        for positions in layout.buckets(communicator.bucket_bytes)
     ]
-    flags = [tf.where(kernels.all_finite(g), 0.0, float("inf")) for g in compressed]
-    sums = communicator.all_reduce(
-        [
-            [tf.concat([v, tf.cast(flag, v.dtype)[tf.newaxis]], axis=0), *d]
-            for v, flag, d in zip(values, flags, dense, strict=True)
-        ]
-    )
-    finite = [ops.all_finite(s) for s in sums]
-
-    # 4. Filter the residuals, scatter the sums.
-    reduced = []
-    for g, m, w, v, s, f in zip(compressed, residuals, words, values, sums, finite, strict=True):
-        parts = kernels.update(g, m, w, v, s[0][:-1], f, layout)
-        by_position = dict(zip(layout.compressed + layout.dense, parts + s[1:], strict=True))
-        reduced.append([by_position[i] for i in range(len(layout.tensors))])
+    # A bucket waits for its own gradients only, and so travels while others are still computed.
+    for bucket in buckets:
+        bucket.send(leader, communicator)
+    # One check of the sums answers for all replicas, and alike on all.
+    finite = [
+        tf.reduce_all([ops.all_finite(bucket.sums[r]) for bucket in buckets])
+        for r in range(len(gradients))
+    ]
+    reduced = [[None] * len(layout.tensors) for _ in gradients]
+    for bucket in buckets:
+        bucket.receive(finite, reduced)
     return Exchanged(reduced, finite)
+
+
+class _Bucket:
+    """The exchange of the variables at some positions. Entry r of a list is that of replica r."""
+
+    def __init__(self, positions, gradients, residuals, layout, kernels):
+        self._kernels = kernels
+        self._layout = layout.subset(positions)
+        self._compressed = [positions[i] for i in self._layout.compressed]
+        self._dense = [positions[i] for i in self._layout.dense]
+        self._gradients = [[gs[i] for i in self._compressed] for gs in gradients]
+        self._dense_gradients = [[gs[i] for i in self._dense] for gs in gradients]
+        places = [layout.compressed.index(i) for i in self._compressed]
+        self._residuals = [[ms[place] for place in places] for ms in residuals]
+
+    def send(self, leader, communicator):
+        """Steps up to the sums, which are float and not finite if a gradient was not."""
+        if not self._compressed:
+            self.sums = communicator.all_reduce(self._dense_gradients)
+            return
+        kernels, layout = self._kernels, self._layout
+
+        # 1. Select on the leader. 2. Broadcast the offsets.
+        self._words = communicator.broadcast(
+            [
+                lambda g=g, m=m: kernels.select(g, m, layout)
+                for g, m in zip(self._gradients, self._residuals, strict=True)
+            ],
+            leader=leader,
+            size=layout.offset_words,
+        )
+
+        # 3. All-reduce the selected values, a finite flag and the dense tensors.
+        # The flag is one more value: 0, or infinity from a replica whose gradient is not finite.
+        self._values = [
+            kernels.gather(g, m, w, layout)
+            for g, m, w in zip(self._gradients, self._residuals, self._words, strict=True)
+        ]
+        flags = [tf.where(kernels.all_finite(g), 0.0, float("inf")) for g in self._gradients]
+        self.sums = communicator.all_reduce(
+            [
+                [tf.concat([v, tf.cast(flag, v.dtype)[tf.newaxis]], axis=0), *d]
+                for v, flag, d in zip(self._values, flags, self._dense_gradients, strict=True)
+            ]
+        )
+
+    def receive(self, finite, reduced):
+        """Step 4: filters the residuals where `finite`, scatters the sums into `reduced`."""
+        for r, sums in enumerate(self.sums):
+            parts, dense = [], sums
+            if self._compressed:
+                selected, *dense = sums
+                parts = self._kernels.update(
+                    self._gradients[r], self._residuals[r], self._words[r], self._values[r],
+                    selected[:-1], finite[r], self._layout,
+                )
+            positions = self._compressed + self._dense
+            for position, gradient in zip(positions, [*parts, *dense], strict=True):
+                reduced[r][position] = gradient
 
 
 def _reduce_dense(gradients, communicator) -> Exchanged:

@@ -19,6 +19,8 @@ class Communicator(Protocol):
 
     # Whether `broadcast` is a real one; otherwise it costs as much as an all-reduce.
     broadcasts: bool
+    # Least payload of tensors that are worth an exchange of their own; None: all go in one.
+    bucket_bytes: float | None
     num_replicas: int
     # Ids, in the whole group, of this process's replicas: Python ints or int32 scalars.
     replica_ids: Sequence
@@ -58,6 +60,7 @@ class StrategyCommunicator:
     """
 
     broadcasts = False
+    bucket_bytes = None
 
     def __init__(self, strategy: tf.distribute.Strategy, replica_ids: Sequence):
         self._extended = strategy.extended
@@ -92,6 +95,7 @@ class ListCommunicator:
     """All replicas are in this process's list: for simulation, and for a single replica."""
 
     broadcasts = True
+    bucket_bytes = None
 
     def __init__(self, num_replicas: int):
         self.num_replicas = num_replicas

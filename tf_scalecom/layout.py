@@ -10,6 +10,8 @@ import functools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 # Below this a tensor's chunks are too few for selection to save anything worth its latency.
 MIN_COMPRESSED_ELEMENTS = 1_000
 COMPRESSIBLE_DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -75,6 +77,14 @@ class TensorLayout:
         return 1 if self.chunk_size <= 1 << 8 else 2 if self.chunk_size <= 1 << 16 else 4
 
 
+    def payload(self, value_dtype: str) -> int:
+        """Bytes of values and offsets."""
+        if self.is_dense:
+            itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+            return self.elements * itemsize
+        return self.kept * (WIRE_BYTES[value_dtype] + self.offset_bytes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The plan for a list of variables.
@@ -120,6 +130,27 @@ class Layout:
             -(-width * sum(self.tensors[self.compressed[i]].kept for i in places) // 4)
             for width, places in self.offset_groups.items()
         )
+
+    def buckets(self, least_bytes: float | None) -> list[tuple[int, ...]]:
+        """Positions of the tensors that are exchanged together.
+
+        In the order in which a backward pass computes gradients, which is from the last variable to
+        the first, so that a bucket can leave while the next one is computed.
+
+        Args:
+          least_bytes: payload of a bucket, at least; None for one bucket of all tensors.
+        """
+        buckets, size = [[]], 0
+        for position in reversed(range(len(self.tensors))):
+            if least_bytes is not None and size >= least_bytes:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(position)
+            size += self.tensors[position].payload(self.value_dtype)
+        if len(buckets) > 1 and size < least_bytes:
+            rest = buckets.pop()
+            buckets[-1] += rest
+        return [tuple(sorted(bucket)) for bucket in buckets]
 
     def subset(self, positions: Sequence[int]) -> "Layout":
         """The plan for some of the variables: those that have a gradient in this step."""

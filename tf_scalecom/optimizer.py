@@ -46,10 +46,14 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     Gradients are clipped and accumulated locally first, where Keras does. A step in which any
     replica's gradient is not finite is skipped on all: nothing changes but `iterations` and
     `skipped_steps`. Learning rate, iterations, weight decay, loss scale, moving averages are
-    those of the inner optimizer.
+    those of the inner optimizer. Every 25 skipped steps in a row are a warning in the log.
+
+    Under mixed_float16 Keras puts a `LossScaleOptimizer` around: residuals are in unscaled units,
+    and `model.optimizer.inner_optimizer` has `residuals`, `compression_report()` and
+    `skipped_steps`. Steps that loss scaling skips do not count there.
 
     Args:
-      inner_optimizer: a Keras optimizer. Not a `LossScaleOptimizer` (it goes outside, where
+      inner_optimizer: a Keras optimizer; `Adafactor` with an `epsilon_1` of 1e-16 or more. Not a `LossScaleOptimizer` (it goes outside, where
         `compile` puts it) and not a `MultiOptimizer`.
       compression_ratio: elements / kept elements. A number >= 1; "auto", the paper's per-layer
         rule; or a dict {regex: ratio} of which the first pattern found in a variable's path
@@ -225,8 +229,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 "compression_report: expected num_replicas as an integer >= 1; received "
                 f"{num_replicas!r}. Leave it out for the current strategy."
             )
+        ops = scalecom_ops(strategy)
         return compression_report(
-            self._state.layout, replicas, broadcasts=scalecom_ops(strategy) is not None
+            self._state.layout,
+            replicas,
+            broadcasts=ops is not None,
+            bucket_bytes=None if ops is None else ops.bucket_bytes,
         )
 
     def apply(self, grads, trainable_variables=None):

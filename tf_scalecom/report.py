@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import numpy as np
-
 from tf_scalecom.layout import WIRE_BYTES, Layout, TensorLayout
 
 
@@ -75,7 +73,9 @@ class CompressionReport:
         return "\n".join([line(header), rule, *map(line, lines), rule, line(total)])
 
 
-def compression_report(layout: Layout, num_replicas: int, broadcasts: bool) -> CompressionReport:
+def compression_report(
+    layout: Layout, num_replicas: int, broadcasts: bool, bucket_bytes: float | None = None
+) -> CompressionReport:
     """Counts the payload of one step.
 
     Args:
@@ -83,15 +83,18 @@ def compression_report(layout: Layout, num_replicas: int, broadcasts: bool) -> C
       num_replicas: n, >= 1. A ring all-reduce sends 2(n-1)/n of its buffer per worker.
       broadcasts: whether offsets travel by a real broadcast, which costs every worker (n-1)/n of
         them on average over a leader cycle, or by an all-reduce with zeros on the others.
+      bucket_bytes: as in `Layout.buckets`.
     """
     ring = 2 * (num_replicas - 1) / num_replicas
     offsets = ring / 2 if broadcasts else ring
     rows = tuple(_row(t, layout.value_dtype, ring, offsets) for t in layout.tensors)
     overhead = 0.0
-    if layout.compressed:
-        finite_flag = WIRE_BYTES[layout.value_dtype] * ring
-        unpadded = sum(t.kept * t.offset_bytes for t in layout.tensors)
-        overhead = finite_flag + (4 * layout.offset_words - unpadded) * offsets
+    buckets = layout.buckets(bucket_bytes) if layout.compressed else ()
+    for bucket in map(layout.subset, buckets):
+        if bucket.compressed:
+            finite_flag = WIRE_BYTES[layout.value_dtype] * ring
+            unpadded = sum(t.kept * t.offset_bytes for t in bucket.tensors)
+            overhead += finite_flag + (4 * bucket.offset_words - unpadded) * offsets
     return CompressionReport(
         rows=rows,
         num_replicas=num_replicas,
@@ -103,8 +106,7 @@ def compression_report(layout: Layout, num_replicas: int, broadcasts: bool) -> C
 def _row(tensor: TensorLayout, value_dtype: str, ring: float, offsets: float) -> CompressionRow:
     dense = 4 * tensor.elements * ring
     if tensor.is_dense:
-        itemsize = 2 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype).itemsize
-        sent = itemsize * tensor.elements * ring
+        sent = tensor.payload(value_dtype) * ring
     else:
         value_bytes, offset_bytes = WIRE_BYTES[value_dtype], tensor.offset_bytes
         sent = tensor.kept * (value_bytes * ring + offset_bytes * offsets)
