@@ -53,8 +53,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     `skipped_steps`. Steps that loss scaling skips do not count there.
 
     Args:
-      inner_optimizer: a Keras optimizer; `Adafactor` with an `epsilon_1` of 1e-16 or more. Not a `LossScaleOptimizer` (it goes outside, where
-        `compile` puts it) and not a `MultiOptimizer`.
+      inner_optimizer: a Keras optimizer; `Adafactor` with an `epsilon_1` of 1e-16 or more. Not a
+        `LossScaleOptimizer` (it goes outside, where `compile` puts it) and not a
+        `MultiOptimizer`.
       compression_ratio: elements / kept elements. A number >= 1; "auto", the paper's per-layer
         rule; or a dict {regex: ratio} of which the first pattern found in a variable's path
         counts, and a variable without one travels dense.
