@@ -22,7 +22,7 @@ JOBS = ("chief", "worker", "ps", "evaluator")
 REPORT_VARIABLE = "TF_SCALECOM_REPORT_MISSING_SECONDS"
 LIMIT_VARIABLE = "TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS"
 _REPORT_SECONDS = 30.0
-LIMIT_SECONDS = 300.0
+_LIMIT_SECONDS = 300.0
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
 
@@ -186,9 +186,9 @@ def wait_for_peers(
     if not cluster.peers:
         return
     if report_seconds is None:
-        report_seconds = seconds_from_environment(REPORT_VARIABLE, _REPORT_SECONDS)
+        report_seconds = _seconds_from_environment(REPORT_VARIABLE, _REPORT_SECONDS)
     if limit_seconds is None:
-        limit_seconds = seconds_from_environment(LIMIT_VARIABLE, LIMIT_SECONDS)
+        limit_seconds = _seconds_from_environment(LIMIT_VARIABLE, _LIMIT_SECONDS)
     name = f"{cluster.task_type} {cluster.task_id}"
     missing = dict(cluster.peers)
     start = time.monotonic()
@@ -217,7 +217,7 @@ def wait_for_peers(
             time.sleep(_POLL_SECONDS)
 
 
-def seconds_from_environment(variable: str, default: float) -> float:
+def _seconds_from_environment(variable: str, default: float) -> float:
     """A positive number of seconds from an environment variable.
 
     Raises:

@@ -1,0 +1,143 @@
+"""Workers that die, stop, fail or never come: the others end in finite time and name them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faulty_worker import BUSY_SECONDS
+from restarted_worker import DIES_IN_EPOCH, EPOCHS, STEPS
+from worker_cluster import WORKER_ENV, start_scripts
+
+pytestmark = pytest.mark.multi_worker
+
+FAULTY_WORKER = Path(__file__).with_name("faulty_worker.py")
+RESTARTED_WORKER = Path(__file__).with_name("restarted_worker.py")
+START_SECONDS = 120
+NOTICE_SECONDS = 20
+RUN_SECONDS = 240
+
+
+def wait_until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not (done := condition()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return done
+
+
+def under_way(folder):
+    return all((folder / f"under-way-{rank}").exists() for rank in range(3))
+
+
+def all_output(workers):
+    return "\n".join(w.output().decode(errors="replace")[-3000:] for w in workers.workers)
+
+
+def check_others_name(workers, rank, seconds):
+    """All workers but one end in time, with an error that names that one."""
+    others = [worker for worker in workers.workers if worker.index != rank]
+    deadline = time.monotonic() + seconds
+    codes = [worker.wait(deadline - time.monotonic()) for worker in others]
+    assert all(code not in (None, 0) for code in codes), (codes, all_output(workers))
+    for worker in others:
+        said = worker.output().decode(errors="replace")
+        assert re.search(rf"/job:worker(/replica:0)?/task:{rank}\b", said), said[-3000:]
+
+
+def run(num_workers, folder, *arguments):
+    """Runs the launcher; returns its exit code and what it wrote."""
+    command = [sys.executable, "-m", "tf_scalecom", "run", "-n", str(num_workers)]
+    # Killed at the limit, it takes the workers along.
+    ended = subprocess.run(
+        [*command, "--log-dir", str(folder / "logs"), *arguments],
+        env={**os.environ, **WORKER_ENV},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=RUN_SECONDS,
+    )
+    return ended.returncode, ended.stdout
+
+
+# With three workers in a ring, one of the others receives from the dead one and one sends to it.
+# Worker 0 is the one at which TensorFlow watches the rest.
+@pytest.mark.parametrize(
+    ("optimizer", "rank"), [("dense", 0), ("compressed", 1), ("compressed", 2)]
+)
+def test_a_killed_worker_is_named_by_the_others(tmp_path, optimizer, rank):
+    args = [str(tmp_path), optimizer]
+    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=tmp_path / "logs") as workers:
+        assert wait_until(lambda: under_way(tmp_path), START_SECONDS), all_output(workers)
+        os.kill(workers.workers[rank].pid, signal.SIGKILL)
+        check_others_name(workers, rank, NOTICE_SECONDS)
+
+
+def test_a_worker_that_dies_while_tensorflow_starts_is_named(tmp_path):
+    args = [str(tmp_path), "dense", "--dies-at-start", "1"]
+    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=tmp_path / "logs") as workers:
+        assert workers.workers[1].wait(START_SECONDS) == -signal.SIGKILL
+        check_others_name(workers, 1, START_SECONDS)
+
+
+def test_a_busy_worker_is_waited_for_and_a_failing_one_is_named(tmp_path):
+    args = [str(tmp_path), "compressed", "--fails", "1"]
+    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=tmp_path / "logs") as workers:
+        failing = workers.workers[1]
+        assert failing.wait(START_SECONDS + BUSY_SECONDS) == 1, all_output(workers)
+        said = failing.output().decode()
+        assert "busy no more" in said and "this callback fails on one worker" in said, said
+        check_others_name(workers, 1, NOTICE_SECONDS)
+
+
+def test_a_stopped_worker_is_named_and_ended(tmp_path):
+    code, said = run(3, tmp_path, str(FAULTY_WORKER), str(tmp_path), "dense", "--stops", "0")
+    assert code == 1, said
+    assert "/job:worker/task:0" in said and "does not answer: it is stopped" in said, said
+    assert "worker 0 afterwards: ended by signal 9 (SIGKILL)" in said, said
+
+
+NEVER_COMES = """
+import json, os, time
+if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 2:
+    time.sleep(1000)
+import tf_scalecom
+tf_scalecom.MultiWorkerMirroredStrategy()
+"""
+
+
+def test_a_worker_that_never_comes_is_named_then_given_up(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(NEVER_COMES)
+    limits = {
+        "TF_SCALECOM_REPORT_MISSING_SECONDS": "1",
+        "TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS": "5",
+    }
+    with start_scripts(script, 3, log_dir=tmp_path / "logs", env=limits) as workers:
+        for worker in workers.workers[:2]:
+            assert worker.wait(START_SECONDS) == 1, all_output(workers)
+            said = worker.output().decode()
+            address = re.escape(workers.addresses[2])
+            who = rf"worker {worker.index} has waited \d+ s for .*worker 2 \({address}\)"
+            assert re.search(who, said), said
+            assert re.search(rf"TimeoutError: .* in vain for .*worker 2 \({address}\)", said), said
+        assert workers.poll()[2] is None
+
+
+def test_training_carries_on_from_the_backup_after_a_restart(tmp_path):
+    restarts = ["--max-restarts", "1"]
+    code, said = run(2, tmp_path, *restarts, str(RESTARTED_WORKER), str(tmp_path))
+    assert code == 0, said
+    assert "worker 1 failed: ended by signal 9 (SIGKILL)" in said
+    assert "every worker finished after restart 1 of 1" in said
+    epochs = re.findall(r"^\[worker 1\] epoch (\d)$", said, re.MULTILINE)
+    assert [int(epoch) for epoch in epochs] == [0, 1, 2, *range(DIES_IN_EPOCH, EPOCHS)]
+    first, second = (np.load(tmp_path / f"end-{rank}.npz") for rank in (0, 1))
+    assert first["iterations"] == second["iterations"] == EPOCHS * STEPS
+    np.testing.assert_array_equal(first["kernel"], second["kernel"])
+    # What was sent, and what is still to be sent, is every gradient once: the backup lost none.
+    done = -first["kernel"] + first["residual"] + second["residual"]
+    np.testing.assert_array_equal(done, np.full(2000, 2.0 * EPOCHS * STEPS))
