@@ -404,6 +404,7 @@ def test_a_worker_that_sleeps_makes_the_others_fail_in_finite_time(tmp_path):
         log = workers.workers[0].log_path.read_text()
         assert workers.poll()[0] not in (None, 0), log
     assert "worker 0 has waited" in log and "DeadlineExceededError" in log
+    assert "in a collective for /job:worker/task:1, alive but in no collective" in log
 
 
 # --- TensorFlow's tutorial ---------------------------------------------------------------------

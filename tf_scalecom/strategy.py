@@ -23,8 +23,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
       `tf.config.set_logical_device_configuration` has split the CPU.
     * No wait is without end. The workers meet before TensorFlow starts, and those that do not
       come are named (environment variables TF_SCALECOM_REPORT_MISSING_SECONDS, default 30, and
-      TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS, default 300). A collective that waits 600 s for
-      another worker fails with a tf.errors.DeadlineExceededError.
+      TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS, default 300). A worker that dies or is stopped is
+      named by the others, which end seconds later. A collective that waits 600 s for a worker
+      that lives fails with a tf.errors.DeadlineExceededError.
+    * A callback that stops training on one worker stops it on all, in the same step.
 
     With `ScaleComOptimizer` gradients travel compressed; everything else that is reduced, e.g.
     metrics, is exact.
