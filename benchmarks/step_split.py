@@ -12,6 +12,7 @@ two functions take it one by one.
 
 import argparse
 import ctypes
+import itertools
 import os
 import pathlib
 import statistics
@@ -83,7 +84,7 @@ def split(start, end, events):
             intervals[phase].append((max(begin, start), min(finish, end)))
     edges = sorted({start, end, *(t for spans in intervals.values() for s in spans for t in s)})
     times = dict.fromkeys([*PHASES, "other"], 0.0)
-    for left, right in zip(edges, edges[1:], strict=False):
+    for left, right in itertools.pairwise(edges):
         running = (p for p in PHASES if any(b <= left and right <= f for b, f in intervals[p]))
         times[next(running, "other")] += right - left
     return times
