@@ -6,8 +6,8 @@ the model is kept once; each has its own gradient and residual, and they meet in
 """
 
 from tf_scalecom.simulate.config import METHODS, SimulationConfig
-from tf_scalecom.simulate.runs import run, run_folder
+from tf_scalecom.simulate.runs import run, run_all
 from tf_scalecom.simulate.simulation import Simulation
 from tf_scalecom.simulate.task import Task, load_task
 
-__all__ = ["METHODS", "Simulation", "SimulationConfig", "Task", "load_task", "run", "run_folder"]
+__all__ = ["METHODS", "Simulation", "SimulationConfig", "Task", "load_task", "run", "run_all"]

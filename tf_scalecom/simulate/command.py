@@ -5,8 +5,9 @@ import dataclasses
 import itertools
 import pathlib
 import shlex
-import sys
 import typing
+
+import tensorflow as tf
 
 from tf_scalecom.simulate import plots, runs
 from tf_scalecom.simulate.config import METHODS, SimulationConfig
@@ -48,23 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Runs what the arguments ask for; returns the exit code."""
-    import tensorflow as tf
-
     tf.get_logger().setLevel("ERROR")  # it tells of every loop it makes of a vectorised operation
-    # So that a run that was ended goes on to the same end.
-    tf.config.experimental.enable_op_determinism()
     try:
         configs = _configs(args)
         task = load_task(args.task)
-        for number, config in enumerate(configs, start=1):
-            print(f"run {number} of {len(configs)}: {config.name}", flush=True)
-            runs.run(
-                task, config, runs.run_folder(args.out, config), 60 * args.save_minutes, _say
-            )
     except ValueError as error:
         parser.error(str(error))
+    folders = runs.run_all(task, configs, args.out, 60 * args.save_minutes)
     picture = args.out / plots.PICTURE
-    if plots.draw([runs.run_folder(args.out, config) for config in configs], picture):
+    if plots.draw(folders, picture):
         print(f"{picture}: the curves of these runs")
     else:
         print("No plots, as matplotlib is not installed: pip install matplotlib, and run again.")
@@ -127,7 +120,3 @@ def _value(text, accepted):
             except ValueError:
                 continue
     raise argparse.ArgumentTypeError(f"expected a number, received {text!r}: correct the option")
-
-
-def _say(line: str) -> None:
-    print(f"  {line}", file=sys.stdout, flush=True)

@@ -2,9 +2,10 @@
 
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
+import tensorflow as tf
 
 from tf_scalecom.simulate import run_files
 from tf_scalecom.simulate.config import SimulationConfig
@@ -12,9 +13,32 @@ from tf_scalecom.simulate.simulation import Diverged, Simulation
 from tf_scalecom.simulate.task import Task
 
 
-def run_folder(out: pathlib.Path, config: SimulationConfig) -> pathlib.Path:
-    """Where a run's files are, under a folder of many runs."""
-    return out / config.name
+def run_all(
+    task: Task,
+    configs: Sequence[SimulationConfig],
+    out: pathlib.Path,
+    save_seconds: float = 300.0,
+) -> list[pathlib.Path]:
+    """Makes the runs that are not done yet, and prints how far they are.
+
+    Process-wide, it asks TensorFlow for determinism, so that a run that was ended goes on to the
+    same end.
+
+    Args:
+      task: model and data.
+      configs: the runs.
+      out: every run gets a folder of its own under it, named after its options.
+      save_seconds: time between saved states.
+
+    Returns:
+      The runs' folders, in order.
+    """
+    tf.config.experimental.enable_op_determinism()
+    folders = [out / config.name for config in configs]
+    for number, (config, folder) in enumerate(zip(configs, folders, strict=True), start=1):
+        print(f"run {number} of {len(configs)}: {config.name}", flush=True)
+        run(task, config, folder, save_seconds, lambda line: print(f"  {line}", flush=True))
+    return folders
 
 
 def run(
