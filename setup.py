@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -40,13 +41,14 @@ def find_nvcc() -> str | None:
     return (home and shutil.which("nvcc", path=pathlib.Path(home, "bin"))) or shutil.which("nvcc")
 
 
-def cuda_library_flags(nvcc: str) -> list[str]:
-    """-L flags of nvcc's toolkit: a dry run says where that is, be nvcc a link or a script."""
+def find_cuda_library(nvcc: str, name: str) -> str:
+    """A library of nvcc's toolkit: a dry run says where that is, be nvcc a link or a script."""
     facts = subprocess.run([nvcc, "--dryrun", "-c", "none.cu"], capture_output=True, text=True)
-    for line in facts.stderr.splitlines():
-        if line.startswith("#$ LIBRARIES="):
-            return line.partition("=")[2].replace('"', "").split()
-    raise OSError(f"expected {nvcc} --dryrun to name its LIBRARIES; received {facts.stderr!r}")
+    folders = re.findall(r'"-L([^"]*)"', facts.stderr)
+    for folder in folders:
+        if pathlib.Path(folder, name).exists():
+            return str(pathlib.Path(folder, name))
+    raise OSError(f"expected {name} in a library folder of {nvcc}; received {folders}")
 
 
 class BuildOps(build_ext):
@@ -89,8 +91,8 @@ class BuildOps(build_ext):
             if cuda_jobs:
                 try:
                     cuda_objects = [job.result() for job in cuda_jobs]
-                    link_flags += [*cuda_library_flags(nvcc), *lists["CUDA_LINK_FLAGS"]]
-                    objects += cuda_objects
+                    objects += [*cuda_objects, find_cuda_library(nvcc, lists["CUDA_RUNTIME"])]
+                    link_flags += lists["CUDA_LINK_FLAGS"]
                 except (OSError, subprocess.CalledProcessError) as error:
                     _say(f"the GPU kernels were not built, those of the CPU were: {error}")
         self._run([gxx[0], "-shared", "-pthread", *objects, *link_flags, "-o", str(target)])

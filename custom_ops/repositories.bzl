@@ -1,11 +1,21 @@
 """The repositories of WORKSPACE: what is on this machine, and nothing to download."""
 
+load(":sources.bzl", "CUDA_RUNTIME")
+
 _TENSORFLOW_FACTS = """
 import tensorflow as tf
 print(tf.sysconfig.get_include())
 print(tf.sysconfig.get_lib())
 print("SCALECOM_TENSORFLOW=" + tf.version.VERSION,
       *[flag[2:] for flag in tf.sysconfig.get_compile_flags() if flag.startswith("-D")])
+"""
+
+_CUDA_BUILD = """
+cc_library(
+    name = "runtime",
+    srcs = ["{runtime}"],
+    visibility = ["//visibility:public"],
+)
 """
 
 _TENSORFLOW_BUILD = """
@@ -53,22 +63,21 @@ def _cuda_impl(repository_ctx):
     nvcc = repository_ctx.path(home + "/bin/nvcc") if home else None
     if not nvcc or not nvcc.exists:
         nvcc = repository_ctx.which("nvcc") or ""
-    libraries = ""
     if nvcc:
         # A dry run says where its toolkit is, be nvcc a link or a script.
-        repository_ctx.file("empty.cu", "")
-        facts = repository_ctx.execute([nvcc, "--dryrun", "-c", "empty.cu"]).stderr
-        libraries = facts.split("LIBRARIES=")[-1].splitlines()[0].replace("\"", "").strip()
-    repository_ctx.file("BUILD", "")
-    repository_ctx.file("cuda.bzl", "NVCC = {}\nLIBRARY_FLAGS = {}\n".format(
-        repr(str(nvcc)),
-        repr(libraries.split(" ")),
-    ))
+        facts = repository_ctx.execute([nvcc, "--dryrun", "-c", "none.cu"]).stderr
+        for flag in facts.split("\"-L")[1:]:
+            library = repository_ctx.path(flag.split("\"")[0] + "/" + CUDA_RUNTIME)
+            if library.exists:
+                repository_ctx.symlink(library, CUDA_RUNTIME)
+                break
+    repository_ctx.file("BUILD", _CUDA_BUILD.format(runtime = CUDA_RUNTIME) if nvcc else "")
+    repository_ctx.file("cuda.bzl", "NVCC = {}\n".format(repr(str(nvcc))))
 
 cuda = repository_rule(
     implementation = _cuda_impl,
     configure = True,
-    doc = "NVCC, of CUDA_HOME or else of the path, empty without; LIBRARY_FLAGS to link with it.",
+    doc = "NVCC, of CUDA_HOME or else of the path, empty without; its runtime, to link with.",
     environ = ["CUDA_HOME", "PATH"],
     local = True,
 )

@@ -45,11 +45,13 @@ CUDA_FLAGS = [
     "-Xcompiler=-fPIC,-fvisibility=hidden,-pthread",
 ]
 
-# The CUDA runtime goes into the library, which then loads where there is none. Its symbols stay
-# inside: TensorFlow brings a runtime of its own, perhaps of another version.
+# The CUDA runtime goes into the library, which then loads where there is none. TensorFlow brings a
+# runtime of its own, of another version, under the same names: ours is named before TensorFlow's
+# libraries to the linker, and its symbols stay inside.
+CUDA_RUNTIME = "libcudart_static.a"
+
 CUDA_LINK_FLAGS = [
-    "-lcudart_static",
     "-ldl",
     "-lrt",
-    "-Wl,--exclude-libs,libcudart_static.a",
+    "-Wl,--exclude-libs," + CUDA_RUNTIME,
 ]

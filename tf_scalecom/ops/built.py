@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-_NO_GPU_KERNELS = "no GPU kernels (there was no nvcc when it was built)"
+_NO_GPU_KERNELS = "no GPU kernels (no working nvcc when it was built)"
 _RECORD = re.compile(rb"scalecom_built:(\w+)=([^\0]*)\0")
 
 

@@ -1,0 +1,173 @@
+"""How the native kernels are built, and what is said where they are not or do not fit."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tf_scalecom.ops import built, native
+
+ROOT = Path(__file__).resolve().parent.parent
+
+needs_library = pytest.mark.skipif(
+    not native.LIBRARY.exists(), reason="needs the op library: a C++ compiler at installation"
+)
+
+
+def run(*command, cwd, timeout=300, **variables):
+    """Output of a command that succeeds, both streams."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **variables}
+    process = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout + process.stderr
+
+
+@pytest.fixture
+def source(tmp_path):
+    """The package's sources, without anything built."""
+    folder = tmp_path / "source"
+    ignore = shutil.ignore_patterns("build", "*.so", "__pycache__")
+    for name in ("tf_scalecom", "custom_ops"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+# One step of a model on two logical CPUs.
+TRAIN = """
+import keras, numpy, tensorflow as tf
+import tf_scalecom as sc
+print("imported from", sc.__file__)
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+operations = sc.ScaleComAllReduce.for_devices(["CPU:0", "CPU:1"])
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=operations).scope():
+    model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(40), keras.layers.Dense(1)])
+    model.compile(sc.ScaleComOptimizer(keras.optimizers.SGD(0.1)), "mse")
+model.fit(numpy.ones((8, 50)), numpy.ones(8), verbose=0)
+residual = model.optimizer.residuals[model.weights[0].path][0]
+print("trained", numpy.abs(residual).max() > 0)
+"""
+
+
+def test_without_a_compiler_it_installs_and_trains_on_the_twin(source, tmp_path):
+    """And says so: once when it is built, once when it runs."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    site = tmp_path / "site"
+    output = run(
+        sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-v", "--no-deps",
+        "--no-build-isolation", "--target", site, source,
+        cwd=source, PATH=str(empty), CUDA_HOME="", CXX="", CC="",
+    )  # fmt: skip
+    assert output.count("the native kernels were not built: ") == 1
+    assert "Successfully installed tf-scalecom" in output
+    assert not list(site.rglob("*.so"))
+
+    output = run(sys.executable, "-c", TRAIN, cwd=tmp_path, PYTHONPATH=str(site))
+    assert f"imported from {site}" in output
+    assert output.count("plain TensorFlow kernels: the op library cannot be loaded") == 1
+    assert "trained True" in output
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_without_a_working_nvcc_the_kernels_are_those_of_the_cpu(source, tmp_path):
+    home = tmp_path / "cuda"
+    (home / "bin").mkdir(parents=True)
+    nvcc = home / "bin" / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho unsupported host compiler >&2\nexit 1\n")
+    nvcc.chmod(0o755)
+    output = run(
+        sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "lib",
+        cwd=source, CUDA_HOME=str(home),
+    )  # fmt: skip
+    assert output.count("the GPU kernels were not built, those of the CPU were: ") == 1
+    library = tmp_path / "lib" / "tf_scalecom" / "ops" / native.LIBRARY.name
+    assert built.read(library) == built.Built(
+        tf.version.VERSION, str(tf.sysconfig.CXX11_ABI_FLAG), None, ()
+    )
+    assert str(built.read(library)).endswith("; no GPU kernels (no working nvcc when it was built)")
+
+
+@needs_library
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_with_nvcc_there_are_gpu_kernels_in_the_library():
+    record = built.read(native.LIBRARY)
+    assert record.cuda_archs == ((8, 0), (9, 0))
+    release = run("nvcc", "--version", cwd=ROOT).partition("release ")[2].partition(",")[0]
+    assert record.cuda == release
+    # CUDA's runtime is inside, and out of the way of TensorFlow's own.
+    contents = native.LIBRARY.read_bytes()
+    assert b"libcudart.so" not in contents
+    assert "cudaLaunchKernel" not in run("nm", "-D", native.LIBRARY, cwd=ROOT)
+
+
+# What a process with the library named on the command line says of it.
+CHOOSE = """
+import pathlib, sys
+from tf_scalecom.ops import backend, native
+native.LIBRARY = pathlib.Path(sys.argv[1])
+try:
+    print("chose", backend()[0].name)
+except RuntimeError as error:
+    print("RuntimeError:", error)
+loaded = pathlib.Path("/proc/self/maps").read_text()
+print("loaded", sys.argv[1] in loaded)
+"""
+
+
+@needs_library
+@pytest.mark.parametrize("wanted", ["auto", "native"])
+def test_a_library_for_another_tensorflow_is_named_and_not_loaded(wanted, tmp_path):
+    other = tmp_path / "libscalecom_ops.so"
+    ours = f"scalecom_built:tensorflow={tf.version.VERSION}".encode()
+    contents = native.LIBRARY.read_bytes()
+    assert contents.count(ours) == 1
+    other.write_bytes(contents.replace(ours, ours[:-1] + b"9"))
+    output = run(
+        sys.executable, "-c", CHOOSE, other, cwd=ROOT, TF_SCALECOM_BACKEND=wanted
+    )
+    message = (
+        f"expected libscalecom_ops.so to be built for TensorFlow {tf.version.VERSION} (C++11 ABI "
+        f"{tf.sysconfig.CXX11_ABI_FLAG}), which is running; received one built for TensorFlow "
+        f"{tf.version.VERSION[:-1]}9 (C++11 ABI {tf.sysconfig.CXX11_ABI_FLAG}). Install the "
+        "package again"
+    )
+    assert output.count(message) == 1
+    assert ("chose xla" if wanted == "auto" else "RuntimeError: Expected native") in output
+    assert "loaded False" in output
+
+
+def test_a_library_without_a_record_is_refused(tmp_path):
+    library = tmp_path / "libscalecom_ops.so"
+    library.write_bytes(b"\x7fELF")
+    with pytest.raises(OSError, match="received one built for TensorFlow unknown"):
+        built.check_tensorflow(library)
+
+
+CPU_ONLY = built.Built("2.21.0", "1", None, ())
+WITH_GPU = built.Built("2.21.0", "1", "12.8", ((8, 0), (9, 0)))
+
+
+@pytest.mark.parametrize(
+    ("record", "capabilities", "driver", "problem"),
+    [
+        (WITH_GPU, [(8, 0), (9, 0)], 12080, None),
+        (WITH_GPU, [(12, 0)], 13000, None),
+        (WITH_GPU, [(8, 6)], 12040, None),  # minor versions of CUDA are compatible
+        (WITH_GPU, [], None, None),
+        (WITH_GPU, [(9, 0), (7, 5)], 12080, "need compute capability 8.0, a GPU in sight has 7.5"),
+        (WITH_GPU, [(9, 0)], 11080, "built with CUDA 12.8, the GPU's driver knows CUDA 11.8"),
+        (CPU_ONLY, [(9, 0)], 13000, "a GPU is in sight, and the op library has no GPU kernels"),
+    ],
+)
+def test_what_keeps_the_library_from_the_gpus_in_sight(record, capabilities, driver, problem):
+    said = built.gpu_problem(record, capabilities, driver)
+    assert said is None if problem is None else problem in said
