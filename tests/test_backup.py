@@ -18,7 +18,7 @@ STEPS = 10  # of an epoch
 BATCH = 8
 
 
-def build(strategy, units=64, warmup_steps=5, beta=0.3):
+def build(strategy, units=64, warmup_steps=5, beta=0.3, hierarchical=False):
     """With all kinds of state: slots, residuals, moving averages, random seeds."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -38,6 +38,7 @@ def build(strategy, units=64, warmup_steps=5, beta=0.3):
                 compression_ratio=100,
                 beta=beta,
                 warmup_steps=warmup_steps,
+                hierarchical=hierarchical,
             ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
@@ -82,16 +83,17 @@ def assert_same_end(results, expected):
             assert result[part] == straight[part], part
 
 
-@pytest.mark.parametrize("logical_cpus", [1, 2])
-def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus):
+@pytest.mark.parametrize(("logical_cpus", "hierarchical"), [(1, False), (2, False), (2, True)])
+def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, hierarchical):
     """20 steps straight equal 10, a backup, the end of the processes, and 10 more."""
     first = cluster(2, logical_cpus=logical_cpus)
     folder = str(tmp_path / "backup")
-    straight = first.run(train, 2, timeout=120)
-    first.run(train, 1, folder, timeout=120)
+    arguments = {"hierarchical": hierarchical, "timeout": 120}
+    straight = first.run(train, 2, **arguments)
+    first.run(train, 1, folder, **arguments)
     again = WorkerCluster(2, logical_cpus=logical_cpus, log_dir=tmp_path / "logs")
     try:
-        results = again.run(train, 2, folder, timeout=120)
+        results = again.run(train, 2, folder, **arguments)
     finally:
         again.close()
     assert [result["epochs"] for result in results] == [[1]] * 2
@@ -205,8 +207,8 @@ def test_backups_are_counted_and_the_earlier_ones_deleted(tmp_path):
     for epoch in range(3):
         folder.save({"model.0": [np.full(3, epoch, np.float32)]}, {"epoch": epoch})
     meta = folder.latest()
-    assert meta == {"number": "00000003", "epoch": 2, "replicas": [1]}
-    (value,) = folder.load(meta, {"model.0": "float32"}, 1)["model.0"]
+    assert meta == {"number": "00000003", "epoch": 2, "residuals": [1]}
+    (value,) = folder.load(meta, {"model.0": [np.zeros(3, np.float32)]})["model.0"]
     np.testing.assert_array_equal(value, [2, 2, 2])
     assert [p.name for p in tmp_path.iterdir()] == ["00000003"]
     folder.delete()
@@ -231,15 +233,16 @@ def test_a_spoilt_backup_is_an_error(tmp_path):
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     with pytest.raises(BackupError, match="Delete the folder"):
-        folder.load(folder.latest(), {"model.0": "float64"}, 1)
+        folder.load(folder.latest(), {"model.0": [np.zeros(30_000)]})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64", "bool"])
 def test_values_of_any_dtype_come_back(tmp_path, dtype):
     values = np.arange(6).reshape(2, 3).astype(dtype)
     folder = alone(tmp_path)
-    folder.save({"model.0": [values], "model.1": [values[0, 1]]}, {})
-    state = folder.load(folder.latest(), {"model.0": dtype, "model.1": dtype}, 1)
+    saved = {"model.0": [values], "model.1": [values[0, 1]]}
+    folder.save(saved, {})
+    state = folder.load(folder.latest(), saved)
     for got, wanted in ((state["model.0"][0], values), (state["model.1"][0], values[0, 1])):
         assert got.dtype == wanted.dtype and got.shape == wanted.shape
         assert got.tobytes() == wanted.tobytes()

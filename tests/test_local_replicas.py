@@ -55,13 +55,40 @@ def test_replicas_agree_with_the_specification(split_cluster, name):
         np.testing.assert_allclose(held, residuals, rtol=1e-5, atol=1e-6)
 
 
-def fit_uneven(strategy, steps_per_execution):
+def test_a_hierarchical_exchange_is_one_between_workers(split_cluster):
+    case, steps = CASES["top1"], 5
+    histories = split_cluster.run(apply_known_gradients, case, steps, hierarchical=True)
+    gradients = known_gradients(steps, REPLICAS).reshape(steps, WORKERS, DEVICES, -1).sum(axis=2)
+    tensor = case.layout(SHAPE).tensors[0]
+    residuals = np.zeros(gradients.shape[1:], np.float32)
+    value = np.zeros(gradients.shape[2], np.float32)
+    for t in range(steps):
+        reduced, residuals, _ = scalecom_step(
+            residuals, gradients[t], t % WORKERS, case.beta, tensor.chunk_size, tensor.chunk_keep,
+            tensor.compression_ratio, np.float32,
+        )
+        value -= reduced
+        for worker, history in enumerate(histories):
+            weights, (residual,) = history[t]
+            np.testing.assert_allclose(weights.ravel(), value, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(residual.ravel(), residuals[worker], rtol=1e-5, atol=1e-6)
+
+
+def test_a_hierarchical_exchange_needs_workers():
+    optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), hierarchical=True)
+    with pytest.raises(ValueError, match="MultiWorkerMirroredStrategy"):
+        optimizer.build([keras.Variable(np.zeros((50, 40), np.float32))])
+
+
+def fit_uneven(strategy, steps_per_execution, hierarchical):
     """Worker 1 has fewer batches, and the last is one that only its first device gets."""
     rank = strategy.cluster_resolver.task_id
     x, y = digits(16 * 4 + 8 if rank == 0 else 16 * 2 + 1, seed=rank)
     model = dense_model(
         strategy,
-        lambda: sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), 10, beta=0.5),
+        lambda: sc.ScaleComOptimizer(
+            keras.optimizers.SGD(0.1), 10, beta=0.5, warmup_steps=3, hierarchical=hierarchical
+        ),
         steps_per_execution=steps_per_execution,
     )
     data = strategy.distribute_datasets_from_function(
@@ -76,11 +103,13 @@ def fit_uneven(strategy, steps_per_execution):
     return replicas, losses, finite, int(model.optimizer.skipped_steps.numpy())
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize(
+    ("steps_per_execution", "hierarchical"), [(1, False), (3, False), (3, True)]
+)
 def test_uneven_data_end_together_and_all_replicas_stay_bit_equal(
-    split_cluster, steps_per_execution
+    split_cluster, steps_per_execution, hierarchical
 ):
-    results = split_cluster.run(fit_uneven, steps_per_execution, timeout=150)
+    results = split_cluster.run(fit_uneven, steps_per_execution, hierarchical, timeout=150)
     assert len({replica for replicas, *_ in results for replica in replicas}) == 1
     for _, losses, finite, skipped in results:
         assert losses == results[0][1] and losses[-1] < losses[0]

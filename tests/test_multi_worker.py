@@ -34,12 +34,13 @@ def digest(variables):
     return sha.hexdigest()
 
 
-def apply_known_gradients(strategy, case, steps, integers=False):
+def apply_known_gradients(strategy, case, steps, integers=False, **arguments):
     """Applies known gradients; SGD at learning rate 1 from zero shows the sum of all reduced."""
     gradients = known_gradients(steps, strategy.num_replicas_in_sync, integers)
     with strategy.scope():
         variable = keras.Variable(np.zeros(SHAPE, np.float32), name="w")
-        optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(1.0), **case.optimizer_arguments())
+        inner = keras.optimizers.SGD(1.0)
+        optimizer = sc.ScaleComOptimizer(inner, **case.optimizer_arguments(), **arguments)
         optimizer.build([variable])
 
     @tf.function

@@ -17,9 +17,10 @@ import os
 import pathlib
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
+from absl import logging
 
 from tf_scalecom.training_state import State, is_residual
 
@@ -101,10 +102,10 @@ class BackupFolder:
             _write(_shard(place, self._rank), lambda file: np.savez(file, **_plain(own)))
 
         def complete():
-            text = json.dumps({**meta, "replicas": replicas}, indent=1)
+            text = json.dumps({**meta, "residuals": residuals}, indent=1)
             _write(place / _META, lambda file: file.write(text.encode()))
 
-        replicas = self._gather(len(next(iter(state.values()))))
+        residuals = self._gather(_residuals_of_each(state))
         try:
             self._on_all(write_shard, *_WRITE)
             self._on_chief(complete, *_WRITE)
@@ -121,7 +122,8 @@ class BackupFolder:
         """The metadata of the latest backup, or None if there is none.
 
         Returns:
-            What `save` was given, and "number" and "replicas", how many each worker had.
+            What `save` was given, and "number" and "residuals": how many each worker had of a
+            variable, one per replica or one in all.
 
         Raises:
             BackupError: It cannot be read.
@@ -135,29 +137,36 @@ class BackupFolder:
 
         return self._on_all(read, *_READ)
 
-    def load(self, meta: dict, dtypes: Mapping[str, str], local_replicas: int) -> State:
+    def load(self, meta: dict, like: State) -> State:
         """Reads this worker's state.
 
         Args:
             meta: what `latest` returned.
-            dtypes: name -> dtype of the variables.
-            local_replicas: how many replicas this worker has.
+            like: this worker's state as it is, for its structure and dtypes.
 
         Returns:
-            The state as it was saved. With another number of workers or replicas than it was saved
-            by, each replica has an equal part of the sum of all residuals.
+            The state as it was saved. With another number of residuals than it was saved with, each
+            is an equal part of the sum of all.
 
         Raises:
             BackupError: It cannot be read.
         """
-        place, old = self._folder / meta["number"], meta["replicas"]
-        now = self._gather(local_replicas)
+        place, old = self._folder / meta["number"], meta["residuals"]
+        now = self._gather(_residuals_of_each(like))
+        if now != old:
+            logging.warning(
+                "tf_scalecom: the backup in %s holds the residuals of %d replicas. Each of the %d "
+                "of now starts with an equal part of their sum.",
+                self._folder,
+                sum(old),
+                sum(now),
+            )
 
         def read():
             with _Shards(place, {0, self._rank} if now == old else range(len(old))) as shards:
                 if now == old:
-                    return shards.state(self._rank, dtypes, local_replicas)
-                return shards.spread(old, dtypes, local_replicas, sum(now))
+                    return shards.state(self._rank, like)
+                return shards.spread(old, like, sum(now))
 
         return self._on_all(read, *_READ)
 
@@ -211,24 +220,24 @@ class _Shards:
         for file in self._files.values():
             file.close()
 
-    def state(self, rank, dtypes, local_replicas):
+    def state(self, rank, like):
         return {
-            name: [self._part(rank, replica, name, dtype) for replica in range(local_replicas)]
-            for name, dtype in dtypes.items()
+            name: [self._part(rank, i, name, part.dtype) for i, part in enumerate(parts)]
+            for name, parts in like.items()
         }
 
-    def spread(self, old_counts, dtypes, local_replicas, replicas):
+    def spread(self, old_counts, like, count):
         def part(name, dtype):
             if not is_residual(name):
                 return self._part(0, 0, name, dtype)
             every = (
                 self._part(rank, replica, name, dtype).astype(np.float64)
-                for rank, count in enumerate(old_counts)
-                for replica in range(count)
+                for rank, old_count in enumerate(old_counts)
+                for replica in range(old_count)
             )
-            return (sum(every) / replicas).astype(dtype)
+            return (sum(every) / count).astype(dtype)
 
-        return {name: [part(name, dtype)] * local_replicas for name, dtype in dtypes.items()}
+        return {name: [part(name, parts[0].dtype)] * len(parts) for name, parts in like.items()}
 
     def _part(self, rank, replica, name, dtype):
         for file, place in ((self._files[rank], replica), (self._files[0], 0)):
@@ -236,6 +245,11 @@ class _Shards:
             if key in file:
                 return _typed(file[key], dtype)
         raise KeyError(f"no variable {name} in the backup")
+
+
+def _residuals_of_each(state):
+    """How many residuals of each variable a worker has; with none at all, 1."""
+    return max((len(parts) for name, parts in state.items() if is_residual(name)), default=1)
 
 
 def _shard(place, rank):

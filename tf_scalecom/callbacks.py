@@ -142,18 +142,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 self.backup_dir,
                 "; ".join(changed),
             )
-        replicas = self.model.distribute_strategy.num_replicas_in_sync
-        if sum(backup["replicas"]) != replicas:
-            logging.warning(
-                "tf_scalecom: the backup in %s is of %d replicas: each of the %d of now starts "
-                "with an equal part of the sum of their residuals.",
-                self.backup_dir,
-                sum(backup["replicas"]),
-                replicas,
-            )
-        dtypes = {name: variable["dtype"] for name, variable in now["variables"].items()}
-        local_replicas = len(self.model.distribute_strategy.extended.worker_devices)
-        state = self._folder.load(backup, dtypes, local_replicas)
+        state = self._folder.load(backup, training_state.read(self.model))
         training_state.write(self.model, state)
         self.model._initial_epoch = backup["epoch"]
 

@@ -73,6 +73,11 @@ def check_warmup_steps(warmup_steps) -> int:
     return _check_int("warmup_steps", warmup_steps, minimum=0)
 
 
+def check_hierarchical(hierarchical) -> bool:
+    """Returns a valid `hierarchical`, or raises ValueError."""
+    return _check_choice("hierarchical", hierarchical, (False, True))
+
+
 def _check_ratio(ratio):
     expected = 'a number >= 1, "auto", or a dict {regex of variable paths: number >= 1}'
     if ratio == "auto":

@@ -111,9 +111,10 @@ class CollectiveCommunicator:
         self._ops = ops
         self.num_replicas = ops._group_size
         self.bucket_bytes = ops.bucket_bytes
-        self.replica_ids = [
-            extended._get_replica_id_in_sync_group(i) for i in range(len(ops._launchers))
-        ]
+        # The members of the group in this process, which may be fewer than its replicas.
+        local = len(ops._launchers)
+        first = getattr(extended, "_id_in_cluster", 0) * local
+        self.replica_ids = range(first, first + local)
 
     def all_reduce(self, tensors):
         return [self._all_reduce(i, list(ts)) for i, ts in enumerate(tensors)]

@@ -1,6 +1,7 @@
 """How `MultiWorkerMirroredStrategy` does its work: TensorFlow's way, with repairs."""
 
 import copy
+import itertools
 import json
 import weakref
 
@@ -38,6 +39,9 @@ _SHUTDOWN_SECONDS = 10
 # TensorFlow starts both afresh for each strategy, and so gives the second one in a process the
 # group and instance keys of the first, for variables of other shapes.
 _collective_keys = cross_device_utils.CollectiveKeys()
+
+# Group keys of one device of each worker: clear of those counted up from 1, one per strategy.
+_worker_group_keys = itertools.count(1 << 19)
 
 _SKIP_ADVICE = (
     "Loss scaling found a gradient that was not finite in each of them, on some worker. A few at "
@@ -115,11 +119,24 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             )
             for stock in (self._host_cross_device_ops, self._cross_device_ops)
         )
+        self.worker_cross_device_ops = self._cross_device_ops
+        if len(self._cross_device_ops._devices) > 1:
+            self.worker_cross_device_ops = ScaleComAllReduce(
+                devices=self._cross_device_ops._devices[:1],
+                group_size=self._num_workers,
+                options=options,
+                collective_keys=cross_device_utils.CollectiveKeys(next(_worker_group_keys)),
+            )
         if self._num_workers > 1:
-            launchers = [
-                *self._cross_device_ops._launchers,
-                *self._host_cross_device_ops._launchers,
-            ]
+            launchers = {
+                launcher
+                for cross_device_ops in (
+                    self._cross_device_ops,
+                    self._host_cross_device_ops,
+                    self.worker_cross_device_ops,
+                )
+                for launcher in cross_device_ops._launchers
+            }
             name = f"{self._task_type} {self._task_id}"
             self._watchdog = Watchdog(launchers, name, self._peers, limit)
 

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.compression import CompressionConfig, check_warmup_steps
+from tf_scalecom import hierarchy
+from tf_scalecom.compression import CompressionConfig, check_hierarchical, check_warmup_steps
 from tf_scalecom.report import CompressionReport, compression_report
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.update_step import CompressionState, UpdateStep, scalecom_ops
@@ -71,6 +72,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
       value_dtype: dtype of the kept values on the wire: "float32", "bfloat16" or "float16". What
         the cast loses stays in the residual.
       name: name of the optimizer.
+      hierarchical: for workers of several replicas under `MultiWorkerMirroredStrategy`: sum the
+        gradients of a worker's replicas, which costs no network, and exchange between workers. The
+        leader is then a worker, and each worker has one residual.
 
     Raises:
       ValueError: an argument is out of its range.
@@ -116,6 +120,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         chunk_keep=1,
         value_dtype="float32",
         name=None,
+        *,
+        hierarchical=False,
     ):
         _check_inner(inner_optimizer)
         self._lock = False
@@ -128,6 +134,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         self._variables.clear()
         self.inner_optimizer = inner_optimizer
         self.warmup_steps = warmup_steps
+        self.hierarchical = check_hierarchical(hierarchical)
         self._config = config
         self._state: CompressionState | None = None
         self._skipped_steps = self.add_variable(
@@ -147,6 +154,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         if layout.compressed:
             _check_takes_zeros(self.inner_optimizer)
         self._require_alike(layout)
+        if self.hierarchical:
+            hierarchy.check_strategy(self._distribution_strategy)
         self._excluded = self._config.excluded([t.path for t in layout.tensors])
         residuals = {}
         with contextlib.ExitStack() as stack:
@@ -155,7 +164,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             for position in layout.compressed:
                 residuals[position] = self._add_residual(variables[position], position)
         self._state = CompressionState(
-            layout, residuals, self._skipped_steps, self.warmup_steps, SkipWarning(_SKIP_ADVICE)
+            layout,
+            residuals,
+            self._skipped_steps,
+            self.warmup_steps,
+            SkipWarning(_SKIP_ADVICE),
+            self.hierarchical,
         )
         self.inner_optimizer.build(variables)
         self._trainable_variables = list(variables)
@@ -174,8 +188,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             require_alike("ScaleComOptimizer", description)
 
     def _add_residual(self, variable, position):
-        # Reading it must cost no communication, and every replica has its own.
-        with keras.name_scope(self.name, caller=self):
+        # Reading it must cost no communication, and every replica, or worker, has its own.
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(keras.name_scope(self.name, caller=self))
+            if self.hierarchical:
+                extended = self._distribution_strategy.extended
+                stack.enter_context(hierarchy.variables_of_worker(extended))
             residual = keras.Variable(
                 "zeros",
                 shape=variable.shape,
@@ -220,11 +238,15 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         """What a step sends, by variable and in total.
 
         Args:
-          num_replicas: replicas to count for; by default those of the strategy in use.
+          num_replicas: replicas to count for; by default those of the strategy in use, or its
+            workers if the exchange is hierarchical.
         """
         self._check_built("compression_report()")
         strategy = self._distribution_strategy
-        replicas = strategy.num_replicas_in_sync if num_replicas is None else num_replicas
+        replicas = num_replicas
+        if replicas is None:
+            in_use = strategy.extended._num_workers if self.hierarchical else None
+            replicas = in_use or strategy.num_replicas_in_sync
         if not isinstance(replicas, int) or replicas < 1:
             raise ValueError(
                 "compression_report: expected num_replicas as an integer >= 1; received "
@@ -336,6 +358,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         return {
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "warmup_steps": self.warmup_steps,
+            "hierarchical": self.hierarchical,
             "name": self.name,
             **self._config.get_config(),
         }

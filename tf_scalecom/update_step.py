@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tf_scalecom import algorithm
+from tf_scalecom import algorithm, hierarchy
 from tf_scalecom.communicator import ListCommunicator, StrategyCommunicator, per_replica
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.layout import Layout
@@ -31,6 +31,8 @@ class CompressionState:
       skipped_steps: integer variable, counts updates skipped for a gradient that was not finite.
       warmup_steps: updates at the start whose gradients travel dense.
       skip_warning: is told of each update that is skipped.
+      hierarchical: whether the replicas of a worker sum their gradients before the exchange; each
+        residual is then one variable per worker.
     """
 
     layout: Layout
@@ -38,6 +40,7 @@ class CompressionState:
     skipped_steps: keras.Variable
     warmup_steps: int
     skip_warning: SkipWarning
+    hierarchical: bool
 
 
 class UpdateStep:
@@ -127,6 +130,10 @@ class UpdateStep:
         def exchange(layout):
             if num_replicas == 1:
                 layout, communicator = layout.without_compression(), ListCommunicator(1)
+            elif self._state.hierarchical:
+                return hierarchy.exchange(
+                    gradients, residuals[0], layout, step, strategy.extended
+                )
             elif ops is not None:
                 return ops.exchange(gradients, layout, residuals, step)
             else:
