@@ -52,25 +52,13 @@ def training_dataset(data: ImageData, global_batch_size: int, seed: int) -> tf.d
     indices = indices.shuffle(len(data.train_images), seed=seed).repeat()
     batches = indices.batch(global_batch_size)
     batches = batches.map(_gather(data, data.train_images, data.train_labels))
-    return batches.prefetch(4).with_options(_without_autotuning())
+    return batches.prefetch(4)
 
 
 def test_dataset(data: ImageData, global_batch_size: int) -> tf.data.Dataset:
     """Every test image once."""
     batches = tf.data.Dataset.range(len(data.test_images)).batch(global_batch_size)
-    batches = batches.map(_gather(data, data.test_images, data.test_labels))
-    return batches.with_options(_without_autotuning())
-
-
-def _without_autotuning() -> tf.data.Options:
-    """There is nothing here to tune, and a distributed iterator's end waits for the tuner.
-
-    The tuner sleeps for up to a minute, uninterrupted: so long `fit` would take to return, on some
-    workers only, while those that have left look to them as if they had crashed.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return options
+    return batches.map(_gather(data, data.test_images, data.test_labels))
 
 
 def _gather(data: ImageData, images: np.ndarray, labels: np.ndarray):

@@ -1,12 +1,16 @@
 """The convolutional network on Fashion-MNIST, for `python -m tf_scalecom simulate`."""
 
 import pathlib
+import sys
 
-import convnet
-import image_data
 import keras
 import numpy as np
 import tensorflow as tf
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all tasks share
+
+import convnet
+import image_data
 
 EVALUATION_BATCH = 1_000
 

@@ -1,0 +1,217 @@
+"""What every train.py does alike: flags, workers, optimizer, and what it reports at the end."""
+
+import dataclasses
+import json
+import logging
+import pathlib
+
+import keras
+import schedules
+import tensorflow as tf
+from absl import flags
+
+import tf_scalecom as sc
+
+FLAGS = flags.FLAGS
+
+
+def define_flags(**defaults) -> None:
+    """Defines the flags that all tasks share.
+
+    Args:
+        **defaults: by flag name, where a task's default differs from the one here.
+    """
+
+    def define(kind, name, default, meaning):
+        kind(name, defaults.pop(name, default), meaning)
+
+    define(
+        flags.DEFINE_string,
+        "compression_ratio",
+        None,
+        'Gradient elements per element sent, or "auto" for the per-layer rule. Without it the '
+        "inner optimizer runs alone: dense.",
+    )
+    define(
+        flags.DEFINE_float, "beta", 0.3, "Low-pass filter of the residual; 1 is plain feedback."
+    )
+    define(
+        flags.DEFINE_integer, "chunk_keep", 10, "Elements kept per chunk; 1 is the paper's choice."
+    )
+    define(flags.DEFINE_integer, "warmup_steps", 100, "Steps without compression at the start.")
+    define(
+        flags.DEFINE_float,
+        "learning_rate",
+        0.1,
+        "Peak learning rate, at a global batch of --base_batch if that is given.",
+    )
+    define(
+        flags.DEFINE_integer,
+        "base_batch",
+        None,
+        "Global batch that --learning_rate is meant for. At another one the rate is scaled: in "
+        "proportion for SGD, by the square root for Adam.",
+    )
+    define(flags.DEFINE_integer, "batch_per_worker", 32, "Examples per worker and step.")
+    define(flags.DEFINE_integer, "epochs", 5, "Epochs; each ends with an evaluation.")
+    define(flags.DEFINE_integer, "steps_per_epoch", 750, "Training steps per epoch.")
+    define(flags.DEFINE_integer, "seed", 0, "Seed of the weights and of the order of the data.")
+    define(flags.DEFINE_integer, "intra_op_threads", 1, "Threads of one operation; 0: all cores.")
+    define(flags.DEFINE_string, "data_dir", "data", "Where data sets are.")
+    define(flags.DEFINE_string, "result", None, "File for the chief's measurements, as JSON.")
+    if defaults:
+        raise ValueError(
+            f"Expected defaults of shared flags; received {sorted(defaults)}. Define a flag of "
+            "one task in its train.py."
+        )
+
+
+def define_sgd_flags(**defaults) -> None:
+    """Defines the flags of SGD and of its schedule, for the tasks that train with it."""
+    flags.DEFINE_float("momentum", defaults.get("momentum", 0.0), "Momentum of SGD.")
+    flags.DEFINE_float(
+        "weight_decay",
+        0.0,
+        "Each step takes this share of learning rate times weight, beside the gradient: it is "
+        "neither sent nor multiplied by momentum.",
+    )
+    flags.DEFINE_float(
+        "ramp", defaults.get("ramp", 0.08), "Share of the steps over which the rate rises from 0."
+    )
+    flags.DEFINE_list(
+        "decay_epochs", [], "Epochs after which the rate falls; without any, along a cosine to 0."
+    )
+    flags.DEFINE_float("decay_factor", 0.1, "What it is multiplied by after each --decay_epochs.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """The processes that train together."""
+
+    strategy: sc.MultiWorkerMirroredStrategy
+    count: int
+    is_chief: bool
+
+    @property
+    def global_batch(self) -> int:
+        return FLAGS.batch_per_worker * self.count
+
+    def say(self, line: str) -> None:
+        """Prints on the chief alone."""
+        if self.is_chief:
+            print(line, flush=True)
+
+
+def start() -> Workers:
+    """Joins the workers that TF_CONFIG names; alone without it."""
+    tf.get_logger().setLevel(logging.WARNING)  # it tells of every collective it traces
+    tf.config.threading.set_intra_op_parallelism_threads(FLAGS.intra_op_threads)
+    keras.utils.set_random_seed(FLAGS.seed)
+    strategy = sc.MultiWorkerMirroredStrategy()
+    resolver = strategy.cluster_resolver
+    workers = resolver.cluster_spec().as_dict().get("worker", ["alone"])
+    return Workers(strategy, len(workers), not resolver.task_id)
+
+
+def scaled(rate: float, workers: Workers, exponent: float) -> float:
+    """The learning rate at the real global batch: rate * (global / base batch) ** exponent.
+
+    1 for SGD (Goyal et al., 2017), whose mean gradient keeps its size while its steps get fewer;
+    1/2 for Adam, which divides by the gradient's standard deviation.
+    """
+    if FLAGS.base_batch is None:
+        return rate
+    return rate * (workers.global_batch / FLAGS.base_batch) ** exponent
+
+
+def sgd(workers: Workers) -> keras.optimizers.Optimizer:
+    """SGD by the flags of `define_sgd_flags`, compressed if a ratio is given."""
+    steps = FLAGS.epochs * FLAGS.steps_per_epoch
+    ramp_steps = round(FLAGS.ramp * steps)
+    peak = scaled(FLAGS.learning_rate, workers, exponent=1.0)
+    if FLAGS.decay_epochs:
+        drops = [int(epoch) * FLAGS.steps_per_epoch for epoch in FLAGS.decay_epochs]
+        schedule = schedules.RampThenDrops(peak, ramp_steps, drops, FLAGS.decay_factor)
+    else:
+        schedule = schedules.ramp_then_cosine(peak, steps, ramp_steps)
+    optimizer = keras.optimizers.SGD(
+        schedule, momentum=FLAGS.momentum, weight_decay=FLAGS.weight_decay or None
+    )
+    if FLAGS.weight_decay:
+        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    return compressed(optimizer)
+
+
+def compressed(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer, wrapped when a compression ratio is given."""
+    if FLAGS.compression_ratio is None:
+        return inner
+    return sc.ScaleComOptimizer(
+        inner,
+        compression_ratio=compression_ratio(),
+        beta=FLAGS.beta,
+        chunk_keep=FLAGS.chunk_keep,
+        warmup_steps=FLAGS.warmup_steps,
+    )
+
+
+def compression_ratio() -> float | str:
+    """--compression_ratio as `ScaleComOptimizer` takes it.
+
+    Raises:
+        absl.flags.IllegalFlagValueError: it is neither a number nor "auto".
+    """
+    text = FLAGS.compression_ratio
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise flags.IllegalFlagValueError(
+            f'--compression_ratio: expected a number >= 1 or "auto"; received {text!r}. '
+            "Leave it out to train dense."
+        ) from None
+
+
+def sgd_recipe() -> str:
+    """The training settings in words."""
+    if FLAGS.decay_epochs:
+        then = f"x {FLAGS.decay_factor:g} after epochs {', '.join(FLAGS.decay_epochs)}"
+    else:
+        then = "cosine"
+    return (
+        f"SGD, peak learning rate {FLAGS.learning_rate}, momentum {FLAGS.momentum}, "
+        f"{FLAGS.ramp:.0%} linear ramp then {then}, {FLAGS.batch_per_worker} examples per worker, "
+        f"seed {FLAGS.seed}"
+    )
+
+
+def finish(workers: Workers, model: keras.Model, meter, **measured) -> None:
+    """On the chief, prints what was measured and writes it to --result.
+
+    Args:
+        workers: the processes that trained.
+        model: trained.
+        meter: its `StepMeter`.
+        **measured: what the task has to say, figures of merit first.
+    """
+    if not workers.is_chief:
+        return
+    measured |= {
+        "parameters": model.count_params(),
+        "workers": workers.count,
+        "steps": FLAGS.epochs * FLAGS.steps_per_epoch,
+        "seconds_per_step": meter.seconds_per_step,
+        "ignored_steps": meter.ignored_steps,
+        "loopback_bytes": meter.bytes_per_step_and_worker,
+    }
+    if FLAGS.compression_ratio is not None:
+        report = model.optimizer.compression_report()
+        measured |= {
+            "compression": f"{FLAGS.compression_ratio}x, beta {FLAGS.beta}, chunk_keep "
+            f"{FLAGS.chunk_keep}, {FLAGS.warmup_steps} steps of dense warm-up",
+            "bytes_dense": report.bytes_dense,
+            "bytes_sent": report.bytes_sent,
+        }
+    for name, value in measured.items():
+        print(f"{name}: {value:,.6g}" if isinstance(value, float) else f"{name}: {value}")
+    if FLAGS.result:
+        pathlib.Path(FLAGS.result).write_text(json.dumps(measured))
