@@ -60,7 +60,16 @@ def _owners(variables) -> dict[int, keras.layers.Layer]:
 
 
 def _is_convolution(layer) -> bool:
-    return isinstance(layer, keras.src.layers.convolutional.base_conv.BaseConv)
+    """Whether a layer uses its weights once at each position of its output, not its input."""
+    kinds = keras.src.layers.convolutional
+    return isinstance(
+        layer,
+        (
+            kinds.base_conv.BaseConv,
+            kinds.base_depthwise_conv.BaseDepthwiseConv,
+            kinds.base_separable_conv.BaseSeparableConv,
+        ),
+    )
 
 
 def _positions(layer, path) -> int:
