@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tf_scalecom.ops import built
+
 ROOT = Path(__file__).resolve().parent.parent
 
 pytestmark = [
@@ -25,7 +27,7 @@ import pytest
 from tf_scalecom.ops import native
 native.LIBRARY = pathlib.Path(sys.argv[1])
 native.library()
-sys.exit(pytest.main(["-q", "tests/test_ops.py", "-k", "agree_to_the_bit"]))
+sys.exit(pytest.main(["-q", "tests/test_ops.py", "-k", "agree_to_the_bit and CPU"]))
 """
 
 
@@ -58,6 +60,10 @@ def test_core_tests_pass(bazel):
 def test_library_gives_the_same_as_plain_tensorflow(bazel):
     bazel("build", "--jobs=2", "//:libscalecom_ops.so")
     library = Path(bazel("info", "bazel-bin").strip()) / "custom_ops" / "libscalecom_ops.so"
+    assert (built.read(library).cuda is not None) == (shutil.which("nvcc") is not None)
+    # CUDA's runtime is inside.
+    undefined = subprocess.run(["nm", "-Du", library], capture_output=True, text=True).stdout
+    assert undefined and "cuda" not in undefined
     process = subprocess.run(
         [sys.executable, "-c", COMPARE, library], cwd=ROOT, capture_output=True, text=True,
         timeout=600,
