@@ -70,6 +70,19 @@ def test_different_hyper_parameters_fail_on_all_workers(cluster, arguments, mome
             assert difference in message
 
 
+def logs_of_failure(program, tmp_path):
+    """Runs a program on two workers, which both must fail in time."""
+    script = tmp_path / "main.py"
+    script.write_text(textwrap.dedent(program))
+    with start_scripts(script, 2, log_dir=tmp_path / "logs") as workers:
+        deadline = time.monotonic() + 90
+        while None in workers.poll() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        logs = [worker.log_path.read_text() for worker in workers.workers]
+        assert all(code not in (None, 0) for code in workers.poll()), "\n".join(logs)
+    return logs
+
+
 DIFFERENT_INSTALLATION = """
     import json, os
     import tensorflow as tf
@@ -87,14 +100,28 @@ DIFFERENT_INSTALLATION = """
 
 @pytest.mark.multi_worker
 def test_different_versions_and_devices_fail_on_all_workers(tmp_path):
-    script = tmp_path / "main.py"
-    script.write_text(textwrap.dedent(DIFFERENT_INSTALLATION))
-    with start_scripts(script, 2, log_dir=tmp_path / "logs") as workers:
-        deadline = time.monotonic() + 60
-        while None in workers.poll() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert workers.poll() == [1, 1]
-        for worker in workers.workers:
-            log = worker.log_path.read_text()
-            assert f"tf_scalecom: '{sc.__version__}' (worker 0), '0.0.9' (worker 1)" in log
-            assert "local devices: 1 (worker 0), 2 (worker 1)" in log
+    for log in logs_of_failure(DIFFERENT_INSTALLATION, tmp_path):
+        assert f"tf_scalecom: '{sc.__version__}' (worker 0), '0.0.9' (worker 1)" in log
+        assert "local devices: 1 (worker 0), 2 (worker 1)" in log
+
+
+DIFFERENT_MODEL = """
+    import json, os
+    import keras
+    import tensorflow as tf
+    import tf_scalecom
+
+    units = 32 + json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=8)
+    strategy = tf_scalecom.MultiWorkerMirroredStrategy(communication_options=options)
+    with strategy.scope():
+        keras.Sequential([keras.Input((20,)), keras.layers.Dense(units)])
+"""
+
+
+@pytest.mark.multi_worker
+def test_different_models_fail_on_all_workers(tmp_path):
+    for log in logs_of_failure(DIFFERENT_MODEL, tmp_path):
+        for worker, units in enumerate((32, 33)):
+            wanted = f"/task:{worker} is in broadcast of float32 [20, {units}], initial_value"
+            assert wanted in log

@@ -114,6 +114,48 @@ def test_weights_are_loaded_with_the_optimizer_or_not_at_all(cluster, tmp_path):
         assert "Call `optimizer.build(model.trainable_variables)`" in error
 
 
+def fit_with_checkpoints(strategy, folder, alone):
+    """Each epoch writes two files, of the model and of the weights."""
+    writers = [
+        keras.callbacks.ModelCheckpoint(folder + "/{epoch}.keras"),
+        keras.callbacks.ModelCheckpoint(folder + "/last.weights.h5", save_weights_only=True),
+    ]
+    if alone:
+        writers = [sc.callbacks.chief_only(writer) for writer in writers]
+    own = f"{folder}/own-{strategy.extended._id_in_cluster}.keras"
+    writers.append(keras.callbacks.ModelCheckpoint(own))
+    model = train(build(strategy), epochs=3, callbacks=writers)
+    with strategy.scope():
+        loaded = keras.models.load_model(folder + "/3.keras")
+    return state(model), state(loaded)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["all_workers", "chief_only"])
+def test_checkpoints_on_one_path_are_whole_and_those_of_the_chief(cluster, tmp_path, alone):
+    results = cluster(3).run(fit_with_checkpoints, str(tmp_path), alone, timeout=150)
+    for _, loaded in results:
+        assert_equal_state(loaded, results[0][0])
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"1.keras", "2.keras", "3.keras", "last.weights.h5"} | {
+        f"own-{rank}.keras" for rank in range(3)
+    }
+
+
+def fit_with_keras_backup(strategy, folder):
+    callback = keras.callbacks.BackupAndRestore(f"{folder}/{strategy.extended._id_in_cluster}")
+    callbacks = [callback] if strategy.extended._is_chief else []
+    try:
+        train(build(strategy), callbacks=callbacks)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_the_backup_of_keras_is_refused_on_several_workers(cluster, tmp_path):
+    for error in cluster(2).run(fit_with_keras_backup, str(tmp_path), timeout=120):
+        assert "tf_scalecom.callbacks.BackupAndRestore" in error
+
+
 # --- In one process ------------------------------------------------------------------------------
 
 

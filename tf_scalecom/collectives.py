@@ -74,6 +74,14 @@ class InstanceKeys:
             self._ranges[signature] = (_FIRST_KEY + slot * length, length)
         return self._ranges[signature][0]
 
+    def describe(self, key):
+        """The collective that a key belongs to, in words."""
+        # A list: another thread may be tracing, and add keys.
+        for (kind, dtype, *shape, site), (first, length) in list(self._ranges.items()):
+            if first <= key < first + length:
+                return f"{kind} of {dtype} {shape}" + (f", {site}" if site else "")
+        return "a collective"
+
     def _is_taken(self, first, length):
         return any(
             first < taken_first + taken_length and taken_first < first + length
@@ -87,6 +95,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
     Attributes:
         begun, ended: int64 variables, the number of the call that began and ended last. A call
             is under way while they differ.
+        key: int32 variable, the instance key of the call that began last.
 
     Tensors whose shape is not known statically, and gathers, whose operands may differ in size
     between replicas, travel flat and padded to one of a fixed list of sizes, so that they too
@@ -100,6 +109,11 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         with tf.init_scope(), tf.device(self._host_device):
             self.begun = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
             self.ended = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
+            self.key = resource_variable_ops.ResourceVariable(0, dtype=tf.int32)
+
+    def last_call(self):
+        """The call that began last, in words."""
+        return self._keys.describe(self.key.numpy())
 
     def all_reduce(self, input_tensor, control_input=None, options=None, site=""):
         """Sums a dense tensor over all replicas.
@@ -319,7 +333,8 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         # broadcast nor wait for it by themselves.
         with tf.control_dependencies([self.ended.read_value()]):
             number = tf.identity(self.begun.assign_add(1))
-        with tf.control_dependencies([number]):
+            named = self.key.assign(instance_key, read_value=False)
+        with tf.control_dependencies([number, named]):
             result = collective(
                 operand,
                 group_size=self._group_size,

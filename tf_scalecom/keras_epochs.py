@@ -19,6 +19,7 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
+from tf_scalecom.one_writer import one_writer_per_file
 from tf_scalecom.stop_together import stop_together
 
 _BUILD_MODEL = TensorFlowTrainer._maybe_symbolic_build.__code__
@@ -142,6 +143,7 @@ class _EndsWithLastWorker:
                 "validation": fit["validation_data"] is not None,
             },
         )
+        one_writer_per_file(callbacks, extended)
         if self.cardinality == tf.data.INFINITE_CARDINALITY and any(
             extended.gather_from_workers(not callbacks._async_train)
         ):

@@ -27,7 +27,11 @@ _PAUSE_SECONDS = 1.0
 # that leaves two questions in a row unanswered is stopped, or its machine out of reach.
 _ASK_AFTER_SECONDS = 3.0
 _ANSWER_SECONDS = 4.0
+# Workers that wait in different calls may just have left the same one, if it moves much data over
+# a slow network, and will move on. After this long, they will not.
+_STUCK_AFTER_SECONDS = 30.0
 _LOOK_UP_SECONDS = 1.0
+_NUMBER = ", call "
 _SILENT = "does not answer: it is stopped, or out of reach"
 
 
@@ -54,7 +58,11 @@ class Watchdog:
         self._limit = limit_seconds or float("inf")
         # Number of the call under way on each launcher, and when it was first seen.
         self._seen = {launcher: (None, 0.0) for launcher in launchers}
-        self._announced = False
+        self._ask_after = min(_ASK_AFTER_SECONDS, self._limit / 4)
+        self._stuck_after = min(_STUCK_AFTER_SECONDS, self._limit / 4)
+        self._announced = None
+        # Which calls all workers were last seen to wait in, and how long this one had then.
+        self._calls, self._calls_since = {}, 0.0
         self._stopped = threading.Event()
         # Daemon: the end of the main thread is the end of training. It must not be inside
         # TensorFlow, though, when the interpreter goes.
@@ -70,19 +78,19 @@ class Watchdog:
     def _watch(self):
         asked_at = 0.0
         while not self._stopped.wait(_PAUSE_SECONDS):
-            waited = self._longest_wait()
-            self._announce(waited > self._limit / 2)
+            waited, call = self._longest_wait()
+            self._announce(call if waited > self._ask_after else None)
             if waited > self._limit:
                 self._abort_late(waited)
                 return
             asked_at = min(asked_at, waited)  # the next call begins at 0 again
-            if waited - asked_at >= _ASK_AFTER_SECONDS:
+            if waited - asked_at >= self._ask_after:
                 asked_at = waited
-                if self._abort_if_gone(waited):
+                if self._abort_if_gone(waited) or self._abort_if_apart(waited):
                     return
 
     def _longest_wait(self):
-        """For how many seconds a collective has been under way; 0 if none is."""
+        """For how many seconds a collective has been under way, 0 if none is, and which."""
         now = time.monotonic()
         for launcher, (number, _) in self._seen.items():
             # In this order: a call that ends in between is not taken for one under way.
@@ -91,7 +99,9 @@ class Watchdog:
                 self._seen[launcher] = (None, now)
             elif begun != number:
                 self._seen[launcher] = (begun, now)
-        return max(now - since for _, since in self._seen.values())
+        launcher = min(self._seen, key=lambda launcher: self._seen[launcher][1])
+        number, since = self._seen[launcher]
+        return now - since, f"{launcher.last_call()}{_NUMBER}{number}"
 
     def _abort_if_gone(self, waited):
         gone = []
@@ -110,19 +120,39 @@ class Watchdog:
             )
         return bool(gone)
 
-    def _announce(self, waits):
-        """Tells the peers, who may look it up, whether this worker waits in a collective."""
-        if waits == self._announced:
+    def _announce(self, call):
+        """Tells the peers, who may look it up, in which collective this worker waits."""
+        if call == self._announced:
             return
-        self._announced = waits
-        with contextlib.suppress(tf.errors.OpError):  # it only improves a message
-            if waits:
-                context.context().set_config_key_value(_waits_key(self._name), "waits")
-            else:
-                context.context().delete_config_key_value(_waits_key(self._name))
+        self._announced = call
+        with contextlib.suppress(tf.errors.OpError):  # all it is good for are messages
+            # What is there already cannot be overwritten.
+            context.context().delete_config_key_value(_waits_key(self._name))
+            if call is not None:
+                context.context().set_config_key_value(_waits_key(self._name), call)
+
+    def _abort_if_apart(self, waited):
+        """Aborts if all workers wait, but not all in the same call, and nothing has moved since."""
+        calls = {self._name: self._announced}
+        for peer in self._peers:
+            calls[peer] = _call(peer)
+            if calls[peer] is None:
+                return False  # it may still come
+        if calls != self._calls:
+            self._calls, self._calls_since = calls, waited
+        kinds = {call.rpartition(_NUMBER)[0] for call in calls.values()}
+        apart = len(kinds) > 1 and waited - self._calls_since >= self._stuck_after
+        if apart:
+            self._abort(
+                tf.errors.FAILED_PRECONDITION,
+                f"has waited {waited:.0f} s, as all workers have, but not for the same: "
+                + "; ".join(f"{_full_name(task)} is in {call}" for task, call in calls.items())
+                + ". All workers must build the same model and make the same calls.",
+            )
+        return apart
 
     def _abort_late(self, waited):
-        absent = ", ".join(_full_name(peer) for peer in self._peers if not _waits(peer))
+        absent = ", ".join(_full_name(peer) for peer in self._peers if not _call(peer))
         whom = (
             f"{absent}, alive but in no collective: asleep, in a debugger, or out of the training "
             "loop (an error, another number of steps)"
@@ -164,13 +194,13 @@ def _waits_key(task):
     return f"tf_scalecom/waits/{task}"
 
 
-def _waits(task):
-    """Whether a peer says that it waits in a collective."""
+def _call(task):
+    """The collective in which a peer says that it waits; None if it does not."""
+    key, limit = _waits_key(task), int(_LOOK_UP_SECONDS * 1000)
     try:
-        context.context().get_config_key_value(_waits_key(task), int(_LOOK_UP_SECONDS * 1000))
+        return context.context().get_config_key_value(key, limit)
     except tf.errors.OpError:
-        return False
-    return True
+        return None
 
 
 def _stop(reference):
