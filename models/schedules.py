@@ -53,31 +53,25 @@ class RampThenDrops(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable(package="tf_scalecom_models")
 class Noam(keras.optimizers.schedules.LearningRateSchedule):
-    """scale * width**-0.5 * min((step + 1)**-0.5, (step + 1) * ramp_steps**-1.5).
+    """Rises linearly to the peak, then falls as the inverse square root of the step.
 
-    From "Attention Is All You Need" (Vaswani et al., 2017), section 5.3: a linear ramp, then the
-    inverse square root of the step. At width 512 and 4,000 steps the peak is 7.0e-4 * scale.
+    "Attention Is All You Need" (Vaswani et al., 2017), section 5.3. There the peak is
+    (width * ramp_steps) ** -0.5: 7.0e-4 at width 512 and 4,000 steps.
 
     Args:
-        width: of the model (d_model).
-        ramp_steps: steps to the peak, >= 1.
-        scale: multiplies the whole.
+        peak: learning rate at the end of the ramp.
+        ramp_steps: steps of the ramp, >= 1.
     """
 
-    def __init__(self, width: int, ramp_steps: int, scale: float = 1.0):
+    def __init__(self, peak: float, ramp_steps: int):
         super().__init__()
-        self.width = width
+        self.peak = peak
         self.ramp_steps = ramp_steps
-        self.scale = scale
 
     def __call__(self, step):
         ops = keras.ops
-        step = ops.cast(step, "float32") + 1.0
-        return (
-            self.scale
-            * self.width**-0.5
-            * ops.minimum(ops.rsqrt(step), step * self.ramp_steps**-1.5)
-        )
+        ramps = (ops.cast(step, "float32") + 1.0) / self.ramp_steps
+        return self.peak * ops.minimum(ramps, ops.rsqrt(ramps))
 
     def get_config(self):
-        return {"width": self.width, "ramp_steps": self.ramp_steps, "scale": self.scale}
+        return {"peak": self.peak, "ramp_steps": self.ramp_steps}

@@ -52,7 +52,7 @@ def define_flags(**defaults) -> None:
         "Global batch that --learning_rate is meant for. At another one the rate is scaled: in "
         "proportion for SGD, by the square root for Adam.",
     )
-    define(flags.DEFINE_integer, "batch_per_worker", 32, "Examples per worker and step.")
+    define(flags.DEFINE_integer, "batch_per_worker", 32, "Examples (wmt14: tokens) per worker.")
     define(flags.DEFINE_integer, "epochs", 5, "Epochs; each ends with an evaluation.")
     define(flags.DEFINE_integer, "steps_per_epoch", 750, "Training steps per epoch.")
     define(flags.DEFINE_integer, "seed", 0, "Seed of the weights and of the order of the data.")

@@ -1,0 +1,135 @@
+"""Trains a Transformer to translate English to German: alone, or on TF_CONFIG's workers.
+
+Examples:
+    python models/translation/train.py --epochs 1
+    python -m tf_scalecom run -n 2 models/translation/train.py --compression_ratio 100
+    python models/translation/train.py --dataset wmt14 --data_dir /data/tfds --num_layers 6 \
+        --width 512 --heads 8 --feed_forward 2048 --vocabulary 37000 --batch_per_worker 4500
+"""
+
+import pathlib
+import sys
+
+import keras
+import sacrebleu
+import tensorflow as tf
+from absl import app, flags
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all tasks share
+
+import beam_search
+import schedules
+import step_meter
+import training
+import transformer
+import translation_data
+import wmt14
+
+FLAGS = flags.FLAGS
+training.define_flags(learning_rate=2e-3, epochs=2, steps_per_epoch=300)
+flags.DEFINE_enum("dataset", "debian", ["debian", "wmt14"], "Package descriptions, or WMT 2014.")
+flags.DEFINE_integer("vocabulary", 4_000, "Tokens of both languages together.")
+flags.DEFINE_integer("max_length", 32, "Tokens of a sentence; longer pairs are left out.")
+flags.DEFINE_integer("num_layers", 2, "Layers of the encoder, and of the decoder.")
+flags.DEFINE_integer("width", 96, "Of the model.")
+flags.DEFINE_integer("heads", 4, "Of each attention.")
+flags.DEFINE_integer("feed_forward", 384, "Width between the dense layers of a block.")
+flags.DEFINE_float("dropout", 0.1, "Share of each sublayer's output dropped in training.")
+flags.DEFINE_float("smoothing", 0.1, "Share of each label spread over the vocabulary.")
+flags.DEFINE_integer("ramp_steps", 200, "Steps to the peak learning rate; then 1 / sqrt(step).")
+flags.DEFINE_integer("beam", 4, "Hypotheses kept by beam search.")
+flags.DEFINE_integer("bleu_sentences", 256, "Held-out sentences translated for BLEU; 0: all.")
+
+
+def load_data(workers: training.Workers):
+    """Returns (data, training batches)."""
+    if FLAGS.dataset == "debian":
+        data = translation_data.load(
+            pathlib.Path(FLAGS.data_dir), FLAGS.vocabulary, FLAGS.max_length
+        )
+        return data, translation_data.training_dataset(data, workers.global_batch, FLAGS.seed)
+    vocabulary = wmt14.load_vocabulary(FLAGS.data_dir, FLAGS.vocabulary)
+    return wmt14.load_test(FLAGS.data_dir, vocabulary, FLAGS.max_length), wmt14.training_dataset(
+        workers.strategy,
+        FLAGS.data_dir,
+        vocabulary,
+        FLAGS.batch_per_worker,
+        FLAGS.max_length,
+        FLAGS.seed,
+    )
+
+
+def build_optimizer(workers: training.Workers) -> keras.optimizers.Optimizer:
+    """Adam as in the paper of the Transformer, compressed if a ratio is given."""
+    peak = training.scaled(FLAGS.learning_rate, workers, exponent=0.5)
+    schedule = schedules.Noam(peak, FLAGS.ramp_steps)
+    return training.compressed(
+        keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9)
+    )
+
+
+def bleu(workers: training.Workers, model: keras.Model, data: translation_data.TextData) -> float:
+    """BLEU by sacrebleu of held-out sentences; every worker translates its share of them."""
+    count = FLAGS.bleu_sentences or len(data.references)
+    with workers.strategy.scope():
+        translator = beam_search.Translator(model, FLAGS.max_length, FLAGS.beam)
+    sources = tf.data.Dataset.from_tensor_slices(data.test[:count, 0]).batch(32 * workers.count)
+    tokens = translator.predict(sources, verbose=0)
+    translations = data.vocabulary.decode(tokens)
+    workers.say(f"for example: {translations[0]}\nreference: {data.references[0]}")
+    return sacrebleu.corpus_bleu(translations, [data.references[:count]]).score
+
+
+def main(argv):
+    """Builds strategy, data and model from the flags, fits, and translates."""
+    if argv[1:]:
+        raise app.UsageError(f"Expected flags only; received {argv[1:]}. See --help.")
+    workers = training.start()
+    data, batches = load_data(workers)
+    # WMT's batches have many lengths; those of the descriptions one, which "auto" needs to know.
+    length = FLAGS.max_length if FLAGS.dataset == "debian" else None
+    with workers.strategy.scope():
+        model = transformer.build_transformer(
+            data.vocabulary.size,
+            FLAGS.num_layers,
+            FLAGS.width,
+            FLAGS.heads,
+            FLAGS.feed_forward,
+            FLAGS.dropout,
+            source_length=length,
+            target_length=length,
+        )
+        model.compile(
+            optimizer=build_optimizer(workers),
+            loss=transformer.SmoothedCrossentropy(FLAGS.smoothing),
+            weighted_metrics=["accuracy"],
+        )
+    workers.say(
+        f"{data.name}: {len(data.test):,} held-out pairs, {data.vocabulary.size:,} tokens, "
+        f"{model.count_params():,} parameters, {workers.count} workers"
+    )
+    meter = step_meter.StepMeter(workers.count, ignored_steps=FLAGS.warmup_steps + 10)
+    history = model.fit(
+        batches,
+        epochs=FLAGS.epochs,
+        steps_per_epoch=FLAGS.steps_per_epoch,
+        shuffle=False,
+        validation_data=translation_data.test_dataset(data, 64 * workers.count),
+        verbose=int(workers.is_chief),
+        callbacks=[meter],
+    )
+    training.finish(
+        workers,
+        model,
+        meter,
+        dataset=data.name,
+        recipe=f"Adam, peak learning rate {FLAGS.learning_rate} after {FLAGS.ramp_steps} steps, "
+        f"{FLAGS.batch_per_worker} per worker, seed {FLAGS.seed}",
+        bleu=bleu(workers, model, data),
+        test_token_accuracy=history.history["val_accuracy"][-1],
+        test_loss=history.history["val_loss"][-1],
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)
