@@ -16,6 +16,7 @@ with a 16-bit wire it is the error of the cast, which stays in the residual.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_scalecom import ops
@@ -111,7 +112,7 @@ class _Bucket:
         # 3. All-reduce the selected values, a finite flag and the dense tensors.
         # The flag is one more value: 0, or infinity from a replica whose gradient is not finite.
         self._values = [
-            kernels.gather(g, m, w, layout)
+            _summable(kernels.gather(g, m, w, layout), communicator.num_replicas)
             for g, m, w in zip(self._gradients, self._residuals, self._words, strict=True)
         ]
         flags = [tf.where(kernels.all_finite(g), 0.0, float("inf")) for g in self._gradients]
@@ -135,6 +136,16 @@ class _Bucket:
             positions = self._compressed + self._dense
             for position, gradient in zip(positions, [*parts, *dense], strict=True):
                 reduced[r][position] = gradient
+
+
+def _summable(values, num_replicas):
+    """Limits float16 values so that a sum over all replicas is finite. The rest stays behind."""
+    if values.dtype != tf.float16:
+        return values
+    limit = np.float16(tf.float16.max / num_replicas)
+    if float(limit) * num_replicas > tf.float16.max:  # rounded up
+        limit = np.nextafter(limit, np.float16(0))
+    return tf.clip_by_value(values, -limit, limit)
 
 
 def _reduce_dense(gradients, communicator) -> Exchanged:
