@@ -142,8 +142,9 @@ def _summable(values, num_replicas):
     """Limits float16 values so that a sum over all replicas is finite. The rest stays behind."""
     if values.dtype != tf.float16:
         return values
-    limit = np.float16(tf.float16.max / num_replicas)
-    if float(limit) * num_replicas > tf.float16.max:  # rounded up
+    largest = float(tf.float16.max)
+    limit = np.float16(largest / num_replicas)
+    if float(limit) * num_replicas > largest:  # rounded up
         limit = np.nextafter(limit, np.float16(0))
     return tf.clip_by_value(values, -limit, limit)
 
