@@ -53,7 +53,7 @@ def draw(sent, unions):
     for method, union in unions.items():
         color = f"C{list(METHODS).index(method)}"
         right.plot(LEARNERS, union, marker=".", label=METHODS[method], color=color)
-    right.set_ylabel("elements of the sum, in multiples of k (measured)")
+    right.set_ylabel("union, in multiples of k (measured)")
     for axis in (left, right):
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
