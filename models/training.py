@@ -89,8 +89,22 @@ class Workers:
     """The processes that train together."""
 
     strategy: sc.MultiWorkerMirroredStrategy
-    count: int
-    is_chief: bool
+    addresses: list[str]
+
+    @property
+    def count(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def is_chief(self) -> bool:
+        return not self.strategy.cluster_resolver.task_id
+
+    @property
+    def share_loopback(self) -> bool:
+        """Whether all they send each other passes this machine's loopback interface."""
+        return self.count > 1 and all(
+            address.startswith(("127.", "localhost:")) for address in self.addresses
+        )
 
     @property
     def global_batch(self) -> int:
@@ -108,9 +122,8 @@ def start() -> Workers:
     tf.config.threading.set_intra_op_parallelism_threads(FLAGS.intra_op_threads)
     keras.utils.set_random_seed(FLAGS.seed)
     strategy = sc.MultiWorkerMirroredStrategy()
-    resolver = strategy.cluster_resolver
-    workers = resolver.cluster_spec().as_dict().get("worker", ["alone"])
-    return Workers(strategy, len(workers), not resolver.task_id)
+    spec = strategy.cluster_resolver.cluster_spec().as_dict()
+    return Workers(strategy, spec.get("worker", ["alone"]))
 
 
 def scaled(rate: float, workers: Workers, exponent: float) -> float:
@@ -201,7 +214,7 @@ def finish(workers: Workers, model: keras.Model, meter, **measured) -> None:
         "steps": FLAGS.epochs * FLAGS.steps_per_epoch,
         "seconds_per_step": meter.seconds_per_step,
         "ignored_steps": meter.ignored_steps,
-        "loopback_bytes": meter.bytes_per_step_and_worker,
+        "loopback_bytes": meter.bytes_per_step_and_worker if workers.share_loopback else None,
     }
     if FLAGS.compression_ratio is not None:
         report = model.optimizer.compression_report()
@@ -210,8 +223,11 @@ def finish(workers: Workers, model: keras.Model, meter, **measured) -> None:
             f"{FLAGS.chunk_keep}, {FLAGS.warmup_steps} steps of dense warm-up",
             "bytes_dense": report.bytes_dense,
             "bytes_sent": report.bytes_sent,
+            "ratio": report.ratio,
         }
     for name, value in measured.items():
-        print(f"{name}: {value:,.6g}" if isinstance(value, float) else f"{name}: {value}")
+        if isinstance(value, float):
+            value = f"{value:.4g}" if value < 1_000 else f"{value:,.0f}"
+        print(f"{name}: {value}", flush=True)
     if FLAGS.result:
         pathlib.Path(FLAGS.result).write_text(json.dumps(measured))

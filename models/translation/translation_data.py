@@ -101,6 +101,7 @@ def example(source, target):
     The decoder is given what stands before the token it must tell: the target one place later,
     behind `BEGIN`.
     """
+    source, target = tf.convert_to_tensor(source), tf.convert_to_tensor(target)
     begin = tf.fill([tf.shape(target)[0], 1], transformer.BEGIN)
     inputs = {"source": source, "target": tf.concat([begin, target[:, :-1]], axis=1)}
     return inputs, target, tf.cast(target != transformer.PADDING, tf.float32)
