@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import pathlib
+from collections.abc import Sequence
 
 import keras
 import schedules
@@ -86,10 +87,17 @@ def define_sgd_flags(**defaults) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """The processes that train together."""
+    """The processes that train together.
+
+    Attributes:
+        strategy: joins them.
+        addresses: host:port of each; one of no meaning, if there is one alone.
+        index: of this process among them.
+    """
 
     strategy: sc.MultiWorkerMirroredStrategy
     addresses: list[str]
+    index: int
 
     @property
     def count(self) -> int:
@@ -97,13 +105,13 @@ class Workers:
 
     @property
     def is_chief(self) -> bool:
-        return not self.strategy.cluster_resolver.task_id
+        return self.index == 0
 
     @property
     def share_loopback(self) -> bool:
         """Whether all they send each other passes this machine's loopback interface."""
         return self.count > 1 and all(
-            address.startswith(("127.", "localhost:")) for address in self.addresses
+            host.startswith("127.") or host == "localhost" for host in _hosts(self.addresses)
         )
 
     @property
@@ -121,9 +129,23 @@ def start() -> Workers:
     tf.get_logger().setLevel(logging.WARNING)  # it tells of every collective it traces
     tf.config.threading.set_intra_op_parallelism_threads(FLAGS.intra_op_threads)
     keras.utils.set_random_seed(FLAGS.seed)
-    strategy = sc.MultiWorkerMirroredStrategy()
-    spec = strategy.cluster_resolver.cluster_spec().as_dict()
-    return Workers(strategy, spec.get("worker", ["alone"]))
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    addresses = resolver.cluster_spec().as_dict().get("worker", ["alone:0"])
+    index = resolver.task_id or 0
+    gpus = tf.config.list_physical_devices("GPU")
+    tf.config.set_visible_devices(share_of_gpus(gpus, addresses, index), "GPU")
+    return Workers(sc.MultiWorkerMirroredStrategy(), addresses, index)
+
+
+def share_of_gpus(gpus: Sequence, addresses: Sequence[str], index: int) -> Sequence:
+    """The machine's GPUs that a worker takes: workers on one machine take none in common."""
+    hosts = _hosts(addresses)
+    here = hosts[index]
+    return gpus[hosts[:index].count(here) :: hosts.count(here)]
+
+
+def _hosts(addresses):
+    return [address.rsplit(":", 1)[0] for address in addresses]
 
 
 def scaled(rate: float, workers: Workers, exponent: float) -> float:
