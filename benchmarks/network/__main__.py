@@ -97,7 +97,12 @@ def expected(groups, seconds) -> float:
 def measure_group(model, count, cells, results, seconds):
     """Measures cells of one model at one number of workers, in turn."""
     with Network(count) as network, contextlib.ExitStack() as stack:
-        load_before = os.getloadavg()[0]
+        conditions = {"machine": _machine(), "load_before": os.getloadavg()[0], "goodput": {}}
+        rates = list(dict.fromkeys(cell.rate for cell in cells))
+        for rate in rates:
+            network.limit(rate)
+            conditions["goodput"][rate] = network.goodput()
+        network.limit("unshaped")
         of_framework = {}
         arms = dict.fromkeys(cell.arm for cell in cells)
         for framework, members in FRAMEWORKS.items():
@@ -108,16 +113,7 @@ def measure_group(model, count, cells, results, seconds):
         about = {}
         for arm in arms:
             (about[arm], *_) = of_framework[arm].ask(300 + 60 * count, do="build", arm=arm)
-        rates = list(dict.fromkeys(cell.rate for cell in cells))
-        conditions = {
-            "machine": _machine(),
-            "load_before": load_before,
-            "goodput": {},
-            "copy_bandwidth": _copy_bandwidth(next(iter(of_framework.values()))),
-        }
-        for rate in rates:
-            network.limit(rate)
-            conditions["goodput"][rate] = network.goodput()
+        conditions["copy_bandwidth"] = _copy_bandwidth(next(iter(of_framework.values())))
         rounds = {cell: [] for cell in cells}
         for number in range(ROUNDS):
             for rate in rates:

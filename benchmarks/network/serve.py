@@ -20,8 +20,8 @@ from collections.abc import Callable
 import numpy as np
 
 _COUNTERS = pathlib.Path("/sys/class/net/eth0/statistics")
-# Enough to trace, to fill TCP's windows, and to be past the two steps that PowerSGD leaves dense.
-_WARM_UP_STEPS = 5
+# Enough to trace, and to be past the two steps that PowerSGD leaves dense.
+_WARM_UP_STEPS = 4
 _COPY_BYTES = 100_000_000
 _COPY_SECONDS = 0.5
 

@@ -39,14 +39,21 @@ def ours(bytes_per_pack=0):
     return sc.MultiWorkerMirroredStrategy(communication_options=options)
 
 
-def training_step(model, strategy, make_optimizer):
-    """A traced training step, which returns when it is done, and its optimizer."""
+@functools.cache
+def network_of(model, strategy):
+    """The network; arms of one strategy share it, to save memory."""
     with strategy.scope():
-        network = keras.Sequential(
+        return keras.Sequential(
             [keras.Input((model.widths[0],))]
             + [keras.layers.Dense(width, activation="relu") for width in model.widths[1:-1]]
             + [keras.layers.Dense(model.widths[-1])]
         )
+
+
+def training_step(model, strategy, make_optimizer):
+    """A traced training step, which returns when it is done, and its optimizer."""
+    network = network_of(model, strategy)
+    with strategy.scope():
         optimizer = make_optimizer()
         optimizer.build(network.trainable_variables)
     variables = network.trainable_variables

@@ -16,9 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 _ONE_BUCKET_MB = 10_000
 
 
+def data_parallel(network, **options):
+    """DDP without a second copy of the gradients."""
+    return DistributedDataParallel(network, gradient_as_bucket_view=True, **options)
+
+
 def powersgd(network, rank):
     """DDP with PowerSGD, after the two dense steps that its error feedback needs."""
-    ddp = DistributedDataParallel(network, bucket_cap_mb=_ONE_BUCKET_MB)
+    ddp = data_parallel(network, bucket_cap_mb=_ONE_BUCKET_MB)
     state = powerSGD_hook.PowerSGDState(
         process_group=None, matrix_approximation_rank=rank, start_powerSGD_iter=2
     )
@@ -28,14 +33,14 @@ def powersgd(network, rank):
 
 def half(network):
     """DDP whose gradients travel as float16."""
-    ddp = DistributedDataParallel(network)
+    ddp = data_parallel(network)
     ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     return ddp
 
 
 ARMS = {
     TORCH_FLOOR: lambda network: network,
-    "DDP": DistributedDataParallel,
+    "DDP": data_parallel,
     "DDP fp16": half,
     "DDP PowerSGD 1": lambda network: powersgd(network, 1),
     "DDP PowerSGD 2": lambda network: powersgd(network, 2),
