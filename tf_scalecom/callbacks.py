@@ -68,18 +68,17 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         extended = self.model.distribute_strategy.extended
-        workers = getattr(extended, "_num_workers", 1)
-        if workers > 1 and not hasattr(extended, "gather_from_workers"):
+        workers = getattr(extended, "workers", None)
+        if workers is None and getattr(extended, "_num_workers", 1) > 1:
             raise ValueError(
                 "BackupAndRestore: expected several workers to train under "
                 f"tf_scalecom.MultiWorkerMirroredStrategy; received "
                 f"{type(self.model.distribute_strategy).__name__}. Change the strategy."
             )
-        alone = workers == 1
         self._folder = BackupFolder(
             self.backup_dir,
-            0 if alone else extended._id_in_cluster,
-            (lambda value: [value]) if alone else extended.gather_from_workers,
+            rank=0 if workers is None else workers.rank,
+            gather=(lambda value: [value]) if workers is None else workers.gather,
         )
         self._folder.check_shared()
         self._build()

@@ -52,16 +52,25 @@ class Cluster:
         return self.jobs[self.task_type][self.task_id]
 
     @property
-    def peers(self) -> dict[str, str]:
-        """Name ("worker 1") -> address of the other tasks that train with this one."""
+    def name(self) -> str:
+        """This process's task, e.g. "worker 1"."""
+        return f"{self.task_type} {self.task_id}"
+
+    @property
+    def workers(self) -> dict[str, str]:
+        """Name -> address of all tasks that train together, this one's among them, by rank."""
         if self.task_type == "evaluator":  # evaluates alone, beside the training
-            return {}
+            return {self.name: self.address}
         return {
             f"{job} {index}": address
             for job in ("chief", "worker")
             for index, address in enumerate(self.jobs.get(job, ()))
-            if (job, index) != (self.task_type, self.task_id)
         }
+
+    @property
+    def peers(self) -> dict[str, str]:
+        """Name -> address of the other tasks that train with this one."""
+        return {name: address for name, address in self.workers.items() if name != self.name}
 
 
 def find_cluster(cluster_resolver=None) -> Cluster | None:
@@ -189,7 +198,7 @@ def wait_for_peers(
         report_seconds = _seconds_from_environment(REPORT_VARIABLE, _REPORT_SECONDS)
     if limit_seconds is None:
         limit_seconds = _seconds_from_environment(LIMIT_VARIABLE, _LIMIT_SECONDS)
-    name = f"{cluster.task_type} {cluster.task_id}"
+    name = cluster.name
     missing = dict(cluster.peers)
     start = time.monotonic()
     with _answering(cluster, name):

@@ -2,11 +2,9 @@
 
 import copy
 import itertools
-import json
 import weakref
 
 import keras
-import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import (
@@ -23,12 +21,12 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tf_scalecom import cluster as cluster_lib
 from tf_scalecom import empty_batches, keras_epochs
-from tf_scalecom.agreement import check_alike
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.stop_together import DataEnd
 from tf_scalecom.version import __version__
 from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
+from tf_scalecom.workers import Workers
 
 # From the meeting of the workers to the start of TensorFlow on all of them.
 _START_SECONDS = 60
@@ -58,6 +56,9 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     # for tasks outside it, would wait without end for its first answer.
     _enable_check_health = False
 
+    # Where this process stands, if it does not train alone.
+    _cluster = None
+
     # While a step is being traced or run: which of this process's replicas have an empty batch.
     _empty = None
 
@@ -67,7 +68,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
     def _initialize_multi_worker(self, cluster_resolver):
         cluster = cluster_lib.find_cluster(cluster_resolver)
-        self._peers = cluster.peers
+        self._cluster = cluster
         if context.context()._collective_ops_server_def is not None:
             # A strategy before this one started the process's one server.
             self._std_server_started = True
@@ -78,7 +79,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         self._install_cross_device_ops()
         (launcher,) = self._host_cross_device_ops._launchers
         self.data_end = DataEnd(self._num_replicas_in_sync, launcher._device)
-        self.require_alike(
+        self.workers.require_alike(
             "MultiWorkerMirroredStrategy",
             {
                 "tf_scalecom": __version__,
@@ -119,6 +120,9 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             )
             for stock in (self._host_cross_device_ops, self._cross_device_ops)
         )
+        (launcher,) = self._host_cross_device_ops._launchers
+        names = list(self._cluster.workers) if self._cluster else ["worker 0"]
+        self.workers = Workers(launcher, names, self._id_in_cluster)
         self.worker_cross_device_ops = self._cross_device_ops
         if len(self._cross_device_ops._devices) > 1:
             self.worker_cross_device_ops = ScaleComAllReduce(
@@ -137,8 +141,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 )
                 for launcher in cross_device_ops._launchers
             }
-            name = f"{self._task_type} {self._task_id}"
-            self._watchdog = Watchdog(launchers, name, self._peers, limit)
+            self._watchdog = Watchdog(launchers, self._cluster.name, self._cluster.peers, limit)
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         if replica_id > 0 or self._num_workers == 1:
@@ -166,44 +169,6 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 return tf.identity(value)
 
         return initial_value
-
-    def gather_from_workers(self, value):
-        """Returns the values that the workers pass here, in the workers' order.
-
-        Args:
-            value: what JSON can hold.
-        """
-        line = json.dumps(value) + "\n"
-        (launcher,) = self._host_cross_device_ops._launchers
-        with tf.init_scope():  # a step being traced is no place for it
-            lines = launcher.all_gather(
-                np.frombuffer(line.encode(), np.uint8), axis=0, site="gather_from_workers"
-            )
-            return [json.loads(line) for line in lines.numpy().tobytes().splitlines()]
-
-    def require_alike(self, what, description):
-        """Fails on all workers unless they all pass the same description.
-
-        Args:
-            what: the thing described, for the message.
-            description: nested dicts and lists of what JSON can hold.
-
-        Raises:
-            ValueError: They differ; the message says where.
-        """
-        if self._num_workers > 1:
-            names = [
-                f"{job} {index}"
-                for job in ("chief", "worker")
-                if job in self._cluster_spec.jobs
-                for index in self._cluster_spec.task_indices(job)
-            ]
-            check_alike(
-                f"{what} on all workers",
-                self.gather_from_workers(description),
-                names,
-                "Start all workers with the same program, arguments and installed packages.",
-            )
 
     def _call_for_each_replica(self, fn, args, kwargs):
         self._refuse_xla()

@@ -124,7 +124,7 @@ class _EndsWithLastWorker:
         if self._ends_alike:
             return
         infinite = self.cardinality == tf.data.INFINITE_CARDINALITY
-        self._strategy.extended.require_alike(
+        self._strategy.extended.workers.require_alike(
             "the data", {"length": "infinite (`repeat()`)" if infinite else "finite"}
         )
         self._ends_alike = True
@@ -134,7 +134,7 @@ class _EndsWithLastWorker:
         extended, callbacks = self._strategy.extended, fit["callbacks"]
         if not stop_together(callbacks, epoch_iterator, extended):
             return
-        extended.require_alike(
+        extended.workers.require_alike(
             "fit",
             {
                 "initial_epoch": fit["epoch"],
@@ -143,9 +143,9 @@ class _EndsWithLastWorker:
                 "validation": fit["validation_data"] is not None,
             },
         )
-        one_writer_per_file(callbacks, extended)
+        one_writer_per_file(callbacks, extended.workers)
         if self.cardinality == tf.data.INFINITE_CARDINALITY and any(
-            extended.gather_from_workers(not callbacks._async_train)
+            extended.workers.gather(not callbacks._async_train)
         ):
             # A callback that sees each batch may stop after any. The step in which workers agree
             # on the end of data, which has none here, is then worth its time.

@@ -5,8 +5,10 @@ import os
 import keras
 from absl import logging
 
+from tf_scalecom.workers import Workers
 
-def one_writer_per_file(callbacks: keras.callbacks.CallbackList, extended) -> None:
+
+def one_writer_per_file(callbacks: keras.callbacks.CallbackList, workers: Workers) -> None:
     """Leaves each checkpoint file to the first worker that names it.
 
     Workers that write the same file at the same time spoil it. Where their paths differ, each
@@ -14,7 +16,7 @@ def one_writer_per_file(callbacks: keras.callbacks.CallbackList, extended) -> No
 
     Args:
         callbacks: those of a call to `fit`.
-        extended: that of `MultiWorkerMirroredStrategy`.
+        workers: those that call `fit` together.
 
     Raises:
         ValueError: on all workers, if one of them has Keras's `BackupAndRestore`.
@@ -22,15 +24,14 @@ def one_writer_per_file(callbacks: keras.callbacks.CallbackList, extended) -> No
     checkpoints = [c for c in callbacks.callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
     backups = any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks.callbacks)
     own = [os.path.abspath(checkpoint.filepath) for checkpoint in checkpoints]
-    everyone = extended.gather_from_workers([own, backups])
+    everyone = workers.gather([own, backups])
     if any(backups for _, backups in everyone):
         raise ValueError(
             "fit: expected no keras.callbacks.BackupAndRestore on several workers, received one: "
             "workers would write and delete each other's files. Use "
             "tf_scalecom.callbacks.BackupAndRestore."
         )
-    rank = extended._id_in_cluster
-    taken = {path for paths, _ in everyone[:rank] for path in paths}
+    taken = {path for paths, _ in everyone[: workers.rank] for path in paths}
     for checkpoint, path in zip(checkpoints, own, strict=True):
         if path in taken:
             logging.info("tf_scalecom: %s is written by another worker.", path)

@@ -177,15 +177,15 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
 
     def _require_alike(self, layout):
         # Names count up in each process, so they are no part of it.
-        require_alike = getattr(self._distribution_strategy.extended, "require_alike", None)
-        if require_alike is not None:
+        workers = getattr(self._distribution_strategy.extended, "workers", None)
+        if workers is not None:
             description = {
                 **_without_names(self.get_config()),
                 "variables": [
                     {**dataclasses.asdict(tensor), "path": None} for tensor in layout.tensors
                 ],
             }
-            require_alike("ScaleComOptimizer", description)
+            workers.require_alike("ScaleComOptimizer", description)
 
     def _add_residual(self, variable, position):
         # Reading it must cost no communication, and every replica, or worker, has its own.

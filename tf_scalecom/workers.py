@@ -1,0 +1,57 @@
+"""The workers of a strategy, who tell each other plain values between steps."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tf_scalecom.agreement import check_alike
+from tf_scalecom.collectives import CollectiveLauncher
+
+
+class Workers:
+    """All workers of a cluster, as one of them sees them.
+
+    The methods are collective: all workers make the same calls in the same order.
+
+    Attributes:
+        names: their tasks, e.g. ("worker 0", "worker 1").
+        rank: this one's place among them; 0 is the chief.
+    """
+
+    def __init__(self, launcher: CollectiveLauncher, names: Sequence[str], rank: int):
+        self._launcher = launcher
+        self.names = tuple(names)
+        self.rank = rank
+
+    def gather(self, value) -> list:
+        """Returns the values that the workers pass here, in the workers' order.
+
+        Args:
+            value: what JSON can hold.
+        """
+        line = json.dumps(value) + "\n"
+        with tf.init_scope():  # a step being traced is no place for it
+            lines = self._launcher.all_gather(
+                np.frombuffer(line.encode(), np.uint8), axis=0, site="gather"
+            )
+            return [json.loads(line) for line in lines.numpy().tobytes().splitlines()]
+
+    def require_alike(self, what: str, description) -> None:
+        """Fails on all workers unless they all pass the same description.
+
+        Args:
+            what: the thing described, for the message.
+            description: nested dicts and lists of what JSON can hold.
+
+        Raises:
+            ValueError: They differ; the message says where.
+        """
+        if len(self.names) > 1:
+            check_alike(
+                f"{what} on all workers",
+                self.gather(description),
+                self.names,
+                "Start all workers with the same program, arguments and installed packages.",
+            )
