@@ -75,9 +75,10 @@ def training_dataset(
 
     def pipeline(context):
         source, target = _encoded(tfds_source.read(NAME, "train", data_dir, context), vocabulary)
-        pairs = tf.data.Dataset.from_tensor_slices((source, target))
+        # Indices are shuffled instead of pairs, so that a perfect shuffle costs no memory.
+        indices = tf.data.Dataset.range(source.nrows()).shuffle(source.nrows(), seed=seed)
+        pairs = indices.repeat().map(lambda index: (source[index], target[index]))
         pairs = pairs.filter(lambda s, t: _longer(s, t) <= length)
-        pairs = pairs.shuffle(source.nrows(), seed=seed).repeat()
         batches = pairs.bucket_by_sequence_length(
             _longer,
             bucket_boundaries=[bound + 1 for bound in lengths],

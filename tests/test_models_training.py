@@ -1,0 +1,136 @@
+"""What all train.py share: schedules, the rule of the learning rate, and the paper's commands."""
+
+import importlib.util
+import pathlib
+import re
+import shlex
+
+import keras
+import numpy as np
+import pytest
+import schedules
+import training
+from absl import flags
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COMMANDS = re.findall(
+    r"python -m tf_scalecom run (?:[^\n]*\\\n)*[^\n]*",
+    (ROOT / "models" / "hyperparameters.md").read_text(),
+)
+
+
+def values(schedule, steps):
+    return [float(schedule(step)) for step in steps]
+
+
+def test_noam_is_the_papers_formula():
+    width, ramp_steps = 512, 4_000
+    schedule = schedules.Noam((width * ramp_steps) ** -0.5, ramp_steps)
+    for step in (1, 100, 4_000, 100_000):
+        formula = width**-0.5 * min(step**-0.5, step * ramp_steps**-1.5)
+        assert float(schedule(step - 1)) == pytest.approx(formula, rel=1e-5)
+
+
+def test_drops_follow_the_ramp():
+    schedule = schedules.RampThenDrops(0.8, ramp_steps=4, drops=[10, 20], factor=0.1)
+    received = values(schedule, [0, 2, 4, 9, 10, 19, 20])
+    np.testing.assert_allclose(received, [0, 0.4, 0.8, 0.8, 0.08, 0.08, 0.008], rtol=1e-5)
+    at_once = schedules.RampThenDrops(0.8, ramp_steps=0, drops=[], factor=0.1)
+    assert values(at_once, [0, 9]) == pytest.approx([0.8, 0.8])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [schedules.Noam(0.01, 5), schedules.RampThenDrops(0.8, 4, [10, 20], 0.1)],
+    ids=lambda schedule: type(schedule).__name__,
+)
+def test_schedules_are_saved_with_the_optimizer(schedule):
+    saved = keras.optimizers.schedules.serialize(schedule)
+    again = keras.optimizers.schedules.deserialize(saved)
+    assert values(again, range(30)) == values(schedule, range(30))
+
+
+def test_workers_of_one_machine_share_out_its_gpus():
+    addresses = ["a:1", "b:1", "a:2", "a:3"]
+    shares = [training.share_of_gpus("0123", addresses, index) for index in range(4)]
+    assert shares == ["03", "0123", "1", "2"]
+
+
+@pytest.fixture
+def train_script():
+    """Imports a task's train.py, and takes its flags away again after the test."""
+    before = set(flags.FLAGS)
+
+    def load(task):
+        path = ROOT / "models" / task / "train.py"
+        spec = importlib.util.spec_from_file_location(f"train_{task}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for name in set(flags.FLAGS) - before:
+        delattr(flags.FLAGS, name)
+
+
+def parsed(command, train_script, monkeypatch):
+    """(the task's train.py with its flags set, number of workers) of a command."""
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[:5] == ["python", "-m", "tf_scalecom", "run", "-n"]
+    workers, script, *arguments = words[5:]
+    module = train_script(pathlib.PurePath(script).parent.name)
+    assert flags.FLAGS([script, *arguments]) == [script], "all arguments are flags"
+    return module, int(workers)
+
+
+# The paper's tables: what is trained, number of workers, global batch, compression ratio, beta.
+ROWS = [
+    ("cifar_resnet34", 4, 128, 92.0, 1.0),
+    ("resnet18", 8, 256, "auto", 1.0),
+    ("resnet50", 8, 256, "auto", 1.0),
+    ("mobilenet_v2", 8, 256, "auto", 1.0),
+    ("wmt14", 8, 36_000, 47.0, 1.0),
+    ("librispeech", 4, 128, 400.0, 1.0),
+    ("cifar_resnet34", 32, 1_024, 92.0, 0.1),
+    ("resnet18", 64, 2_048, "auto", 0.1),
+    ("resnet50", 64, 2_048, "auto", 0.1),
+    ("mobilenet_v2", 64, 2_048, "auto", 0.1),
+    ("wmt14", 64, 288_000, 47.0, 0.1),
+    ("librispeech", 12, 1_536, 100.0, 0.1),
+]
+
+
+def test_there_is_a_command_for_each_row_of_the_papers_tables():
+    assert len(COMMANDS) == len(ROWS)
+
+
+@pytest.mark.parametrize(("command", "row"), list(zip(COMMANDS, ROWS, strict=False)))
+def test_a_command_is_what_the_paper_ran(command, row, train_script, monkeypatch):
+    trained, workers, global_batch, ratio, beta = row
+    module, count = parsed(command, train_script, monkeypatch)
+    settings = flags.FLAGS
+    assert trained in (settings.dataset, getattr(settings, "network", None))
+    assert count == workers and count * settings.batch_per_worker == global_batch
+    assert training.compression_ratio() == ratio
+    assert settings.beta == beta and settings.chunk_keep == 1
+    assert settings.warmup_steps <= 0.1 * settings.epochs * settings.steps_per_epoch
+
+    cluster = training.Workers(None, ["host:1"] * count, index=0)
+    build = getattr(module, "build_optimizer", training.sgd)
+    optimizer = build(cluster)
+    assert optimizer.get_config()["compression_ratio"] == ratio
+    steps = settings.epochs * settings.steps_per_epoch
+    peak = max(values(optimizer.inner_optimizer._learning_rate, range(0, steps, steps // 60)))
+    standard = settings.learning_rate
+    if settings.base_batch:
+        times_larger = global_batch / settings.base_batch
+        standard *= times_larger**0.5 if trained == "wmt14" else times_larger
+    assert peak == pytest.approx(standard, rel=0.12), "as near as 60 samples are"
+
+
+def test_a_ratio_that_is_no_number_is_refused(train_script):
+    train_script("speech")
+    flags.FLAGS(["train.py", "--compression_ratio=hundred"])
+    with pytest.raises(flags.IllegalFlagValueError, match=r"received 'hundred'"):
+        training.compression_ratio()
