@@ -5,14 +5,13 @@
 
 Each worker is a process in a network namespace of its own. All arms of a model at a number of
 workers live at once and are measured in turn, round after round, so that the machine's other load
-hits them alike. A finished cell is a file of the results' folder and is not measured again: a run
-that was interrupted goes on where it was. Ends with a report in Markdown, a table in CSV, and a
-plot.
+hits them alike. Cells measured are files of the results' folder and are not measured again: an
+interrupted run goes on with the model and number of workers at which it was. Ends with a report in
+Markdown, a table in CSV, and a plot.
 """
 
 import argparse
 import contextlib
-import itertools
 import os
 import pathlib
 import platform
@@ -63,12 +62,9 @@ def measure(plan: list[Cell], results: pathlib.Path, seconds: float) -> None:
     # So that an end by SIGTERM runs the finally clauses, too.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     todo = [cell for cell in plan if not results_lib.path_of(cell, results).exists()]
-    groups = {
-        group: list(cells)
-        for group, cells in itertools.groupby(
-            sorted(todo, key=lambda c: (c.workers, c.model)), key=lambda c: (c.model, c.workers)
-        )
-    }
+    groups = {}
+    for cell in todo:
+        groups.setdefault((cell.model, cell.workers), []).append(cell)
     say(f"{len(todo)} of {len(plan)} cells to measure, in about {expected(groups, seconds):.0f} "
         f"minutes on 2 quiet cores; results in {results}")
     if any(cell.arm in FRAMEWORKS["torch"] for cell in todo):

@@ -66,7 +66,10 @@ def main():
     loss_of = torch.nn.CrossEntropyLoss()
 
     def build(arm):
-        trained = ARMS[arm](copy.deepcopy(network))
+        trained = copy.deepcopy(network)
+        for parameter, shared in zip(trained.parameters(), network.parameters(), strict=True):
+            parameter.data = shared.data  # arms share what they train, to save memory
+        trained = ARMS[arm](trained)
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
 
         def step():
