@@ -15,7 +15,7 @@ from absl import flags
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMANDS = re.findall(
     r"python -m tf_scalecom run (?:[^\n]*\\\n)*[^\n]*",
-    (ROOT / "models" / "hyperparameters.md").read_text(),
+    (ROOT / "models" / "hyperparameters.md").read_text().split("## Measured here")[0],
 )
 
 

@@ -56,6 +56,9 @@ def _owners(variables) -> dict[int, keras.layers.Layer]:
     for layer in layers:
         if isinstance(layer, keras.layers.RNN):  # A cell sees one position, its layer them all.
             owners.update((id(v), layer) for v in layer.trainable_variables)
+        if isinstance(layer, keras.layers.MultiHeadAttention) and layer.built:
+            # Its last layer sees heads, not positions; there are as many of these as queries.
+            owners.update((id(v), layer) for v in layer.output_dense.trainable_variables)
     return {id(v): owners[id(v)] for v in variables if id(v) in owners}
 
 

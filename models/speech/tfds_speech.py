@@ -10,7 +10,7 @@ import tfds_source
 
 RATE = 16_000
 WINDOW_SECONDS, HOP_SECONDS = 0.025, 0.010
-WINDOWS_SHUFFLED = 50_000
+WINDOWS_SHUFFLED = 10_000
 CLIPS_SHUFFLED = 2_000
 COMMANDS, COMMAND_SILENCE = 12, 10
 COMMAND_FRAMES = 98  # of one second
@@ -45,8 +45,8 @@ class TfdsSpeech:
 
         def pipeline(context):
             clips = tfds_source.read(self.name, self.train_split, self.data_dir, context)
-            windows = self._windows(clips.shuffle(CLIPS_SHUFFLED, seed=seed).repeat())
-            windows = windows.shuffle(WINDOWS_SHUFFLED, seed=seed)
+            windows = self._windows(clips.shuffle(CLIPS_SHUFFLED, seed=seed))
+            windows = windows.shuffle(WINDOWS_SHUFFLED, seed=seed).repeat()
             return windows.batch(batch_per_worker).prefetch(tf.data.AUTOTUNE)
 
         return strategy.distribute_datasets_from_function(pipeline)
