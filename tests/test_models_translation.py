@@ -140,6 +140,36 @@ def test_a_wide_beam_finds_the_best_translation(alpha):
     np.testing.assert_array_equal(found, [wanted, wanted])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_narrow_beam_keeps_the_best_for_their_length(seed):
+    """Against the same rule on lists of words."""
+    vocabulary, length, beam, alpha = 8, 6, 2, 1.0
+    chain = markov_chain(vocabulary, seed)
+
+    def rank(hypothesis):
+        words, log_p = hypothesis
+        return log_p / ((5 + len(words)) / 6) ** alpha
+
+    def continued(hypothesis):
+        words, log_p = hypothesis
+        if words and words[-1] == transformer.END:
+            return [hypothesis]
+        last = words[-1] if words else transformer.BEGIN
+        return [((*words, word), log_p + chain[last, word]) for word in range(vocabulary)]
+
+    hypotheses = [((), 0.0)]
+    for _ in range(length):
+        candidates = [longer for each in hypotheses for longer in continued(each)]
+        hypotheses = sorted(candidates, key=rank, reverse=True)[:beam]
+    best, _ = hypotheses[0]
+
+    def log_probabilities(prefixes, position):
+        return tf.gather(chain, prefixes[:, :, position])
+
+    found = beam_search.search(log_probabilities, 1, length, beam, alpha)
+    np.testing.assert_array_equal(found, [np.pad(best, (0, length - len(best)))])
+
+
 def test_a_beam_of_one_is_greedy_and_ends_at_end():
     model = small_transformer()
     embedding = model.get_layer("embedding")
