@@ -140,10 +140,10 @@ def test_a_wide_beam_finds_the_best_translation(alpha):
     np.testing.assert_array_equal(found, [wanted, wanted])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 15, 20, 28])  # the latter differ without the penalty
 def test_a_narrow_beam_keeps_the_best_for_their_length(seed):
     """Against the same rule on lists of words."""
-    vocabulary, length, beam, alpha = 8, 6, 2, 1.0
+    vocabulary, length, beam, alpha = 8, 6, 2, 3.0
     chain = markov_chain(vocabulary, seed)
 
     def rank(hypothesis):
