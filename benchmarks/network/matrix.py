@@ -13,11 +13,13 @@ class Model:
         widths: of the input and of each layer.
         batch: samples per worker.
         compute_seconds: a guess at one worker's step with nothing exchanged, to plan the time.
+        compression_ratio: of this package's arms.
     """
 
     widths: tuple[int, ...]
     batch: int
     compute_seconds: float
+    compression_ratio: float = 100
 
     @property
     def parameters(self) -> int:
@@ -27,8 +29,9 @@ class Model:
 MODELS = {
     "5M": Model((784, 1600, 1600, 800, 10), 32, 0.02),
     "25M": Model((784, 4000, 4000, 1550, 10), 32, 0.1),
-    # Many layers and a large batch: a long backward pass, in which to hide an exchange.
-    "deep": Model((784, *[640] * 24, 10), 128, 0.15),
+    # Many layers and a large batch: a long backward pass, in which to hide an exchange that takes
+    # about as long at 100 Mbit/s.
+    "deep": Model((784, *[640] * 24, 10), 128, 0.15, compression_ratio=50),
 }
 
 # Arms, by the framework whose worker runs them. Bytes that an element's gradient takes on the wire,

@@ -75,7 +75,7 @@ def _by_arm(rows, text):
     tables = []
     for model in dict.fromkeys(r.model for r in rows):
         of_model = [r for r in rows if r.model == model]
-        columns = list(dict.fromkeys((r.workers, r.rate) for r in of_model if r.arm == OURS))
+        columns = list(dict.fromkeys((r.workers, r.rate) for r in of_model if r.arm == MWMS))
         cells = {(r.arm, (r.workers, r.rate)): text(r) for r in of_model}
         arms = [arm for arm in PEER_ARMS if any((arm, column) in cells for column in columns)]
         tables.append(

@@ -11,8 +11,6 @@ from serve import serve
 
 import tf_scalecom as sc
 
-RATIO = 100
-
 
 class Float16SGD(keras.optimizers.SGD):
     """Casts gradients to float16 for TensorFlow's all-reduce, which has no option for it."""
@@ -25,11 +23,6 @@ class Float16SGD(keras.optimizers.SGD):
 
 def sgd():
     return keras.optimizers.SGD(0.01)
-
-
-def compressed(**options):
-    """A maker of this package's optimizer."""
-    return lambda: sc.ScaleComOptimizer(sgd(), RATIO, **options)
 
 
 @functools.cache
@@ -79,6 +72,10 @@ def main():
     parser.add_argument("--model", choices=MODELS, required=True)
     model = MODELS[parser.parse_args().model]
     tf.config.threading.set_intra_op_parallelism_threads(1)
+
+    def compressed(**options):
+        return lambda: sc.ScaleComOptimizer(sgd(), model.compression_ratio, **options)
+
     # Before any of this package's: a process has one server, which TensorFlow's strategy would
     # start once more.
     stock = tf.distribute.MultiWorkerMirroredStrategy()
