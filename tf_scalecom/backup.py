@@ -193,7 +193,7 @@ class BackupFolder:
         result, problem = None, None
         try:
             result = action()
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
             problem = f"{type(error).__name__}: {error}"
         failed = [f"worker {i} ({p})" for i, p in enumerate(self._gather(problem)) if p]
         if failed:

@@ -141,6 +141,8 @@ class _EndsWithLastWorker:
                 "epochs": fit["epochs"],
                 "steps_per_epoch": fit["steps_per_epoch"],
                 "validation": fit["validation_data"] is not None,
+                "validation_freq": fit["validation_freq"],
+                "steps_per_execution": fit["self"].steps_per_execution,
             },
         )
         one_writer_per_file(callbacks, extended.workers)

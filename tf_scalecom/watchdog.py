@@ -31,6 +31,7 @@ _ANSWER_SECONDS = 4.0
 # a slow network, and will move on. After this long, they will not.
 _STUCK_AFTER_SECONDS = 30.0
 _LOOK_UP_SECONDS = 1.0
+_LAST_CALL_SECONDS = 10.0
 _NUMBER = ", call "
 _SILENT = "does not answer: it is stopped, or out of reach"
 
@@ -73,20 +74,24 @@ class Watchdog:
     def stop(self):
         """Ends the watch."""
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(_LAST_CALL_SECONDS)  # it may be in a call that does not return
 
     def _watch(self):
         asked_at = 0.0
         while not self._stopped.wait(_PAUSE_SECONDS):
             waited, call = self._longest_wait()
+            asked_at = min(asked_at, waited)  # the next call begins at 0 again
+            ask = waited - asked_at >= self._ask_after
+            # Before anything else: calls to the first worker, if it is stopped, do not return.
+            if ask and self._abort_if_gone(waited):
+                return
             self._announce(call if waited > self._ask_after else None)
             if waited > self._limit:
                 self._abort_late(waited)
                 return
-            asked_at = min(asked_at, waited)  # the next call begins at 0 again
-            if waited - asked_at >= self._ask_after:
+            if ask:
                 asked_at = waited
-                if self._abort_if_gone(waited) or self._abort_if_apart(waited):
+                if self._abort_if_apart(waited):
                     return
 
     def _longest_wait(self):
