@@ -29,8 +29,8 @@ from workers import ROOT, WorkerError, Workers, set_up_torch
 ROUNDS = 3
 SECONDS_PER_ROUND = 1.0  # of one cell
 QUICK_SECONDS_PER_ROUND = 0.3
-_START_SECONDS = 12  # of a group of workers, on one core each
-_BUILD_SECONDS = 2.0  # of an arm, on one core
+_START_SECONDS = 15  # of a group of workers, on one core each
+_BUILD_SECONDS = 4.0  # of an arm, on one core
 
 
 def main() -> int:
