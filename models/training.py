@@ -10,6 +10,7 @@ import keras
 import schedules
 import tensorflow as tf
 from absl import flags
+from step_meter import StepMeter
 
 import tf_scalecom as sc
 
@@ -219,13 +220,37 @@ def sgd_recipe() -> str:
     )
 
 
-def finish(workers: Workers, model: keras.Model, meter, **measured) -> None:
+def fit(workers: Workers, model: keras.Model, batches, test) -> tuple[dict, StepMeter]:
+    """Trains by the flags.
+
+    Args:
+        workers: the processes that train.
+        model: compiled.
+        batches, test: datasets to train on and to evaluate after each epoch.
+
+    Returns:
+        The history of the metrics, and the meter of the steps.
+    """
+    meter = StepMeter(workers.count, ignored_steps=FLAGS.warmup_steps + 10)
+    history = model.fit(
+        batches,
+        epochs=FLAGS.epochs,
+        steps_per_epoch=FLAGS.steps_per_epoch,
+        shuffle=False,  # the data set shuffles itself; Keras would warn that it cannot
+        validation_data=test,
+        verbose=int(workers.is_chief),  # one progress bar is enough
+        callbacks=[meter],
+    )
+    return history.history, meter
+
+
+def finish(workers: Workers, model: keras.Model, meter: StepMeter, **measured) -> None:
     """On the chief, prints what was measured and writes it to --result.
 
     Args:
         workers: the processes that trained.
         model: trained.
-        meter: its `StepMeter`.
+        meter: what `fit` returned.
         **measured: what the task has to say, figures of merit first.
     """
     if not workers.is_chief:

@@ -225,13 +225,14 @@ def test_an_incomplete_backup_does_not_count(tmp_path):
     assert folder.latest()["epoch"] == 2
 
 
-def test_a_spoilt_backup_is_an_error(tmp_path):
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_spoilt_backup_is_an_error(tmp_path, empty):
     folder = alone(tmp_path)
     folder.save({"model.0": [np.zeros(30_000)]}, {})
     (shard,) = tmp_path.glob("*/worker-0.npz")
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    shard.write_bytes(b"" if empty else content)
     with pytest.raises(BackupError, match="Delete the folder"):
         folder.load(folder.latest(), {"model.0": [np.zeros(30_000)]})
 

@@ -69,15 +69,20 @@ def test_all_workers_stop_in_the_step_in_which_one_is_asked_to(
     assert first[:2] == (epochs, batches)
 
 
-def fit_unlike(strategy, *, lengths=(6, 6), epochs=(1, 1)):
+def fit_unlike(strategy, *, lengths=(6, 6), epochs=(1, 1), frequencies=(1, 1), executions=(1, 1)):
     """Trains with what differs between the two workers; returns what `fit` has against it."""
     rank = strategy.extended._id_in_cluster
     with strategy.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", steps_per_execution=executions[rank])
     rows = tf.data.Dataset.from_tensors((tf.ones([8, 8]), tf.ones([8, 1]))).repeat(lengths[rank])
+    arguments = {
+        "epochs": epochs[rank],
+        "validation_data": rows.take(1),
+        "validation_freq": frequencies[rank],
+    }
     with pytest.raises(ValueError, match="expected no difference") as error:
-        model.fit(rows, epochs=epochs[rank], steps_per_epoch=4, verbose=0)
+        model.fit(rows, steps_per_epoch=4, verbose=0, **arguments)
     return str(error.value)
 
 
@@ -86,3 +91,7 @@ def test_workers_that_would_wait_for_each_other_are_refused(cluster):
         assert "length: 'finite' (worker 0), 'infinite (`repeat()`)' (worker 1)" in said
     for said in cluster(2).run(fit_unlike, epochs=(2, 3)):
         assert "epochs: 2 (worker 0), 3 (worker 1)" in said
+    for said in cluster(2).run(fit_unlike, frequencies=(1, 2)):
+        assert "validation_freq: 1 (worker 0), 2 (worker 1)" in said
+    for said in cluster(2).run(fit_unlike, executions=(1, 2)):
+        assert "steps_per_execution: 1 (worker 0), 2 (worker 1)" in said

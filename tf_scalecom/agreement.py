@@ -4,7 +4,7 @@ Workers that differ in a shape, a hyper-parameter or a version do not fail by th
 for each other in collectives that do not match, or train on with different numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 _SHOWN = 5
 _ABSENT = "nothing"
@@ -54,6 +54,21 @@ def check_alike(what: str, descriptions: Sequence, names: Sequence[str], advice:
             + "\n  ".join(lines[:_SHOWN] + more)
             + f"\n{advice}"
         )
+
+
+def hyper_parameters(config):
+    """What of an optimizer's Keras config is to be alike.
+
+    Not the names, which count up in each process, nor a constant learning rate: that is a variable,
+    and so the first worker's on all.
+    """
+    if not isinstance(config, Mapping):
+        return config
+    return {
+        key: hyper_parameters(value)
+        for key, value in config.items()
+        if key != "name" and not (key == "learning_rate" and isinstance(value, float))
+    }
 
 
 def _flattened(structure, place="") -> Iterator[tuple[str, object]]:

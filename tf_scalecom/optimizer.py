@@ -2,16 +2,17 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_scalecom import hierarchy
+from tf_scalecom.agreement import hyper_parameters
 from tf_scalecom.compression import CompressionConfig, check_hierarchical, check_warmup_steps
 from tf_scalecom.report import CompressionReport, compression_report
 from tf_scalecom.skip_warning import SkipWarning
+from tf_scalecom.supported import check_inner, check_strategy, check_takes_zeros
 from tf_scalecom.update_step import CompressionState, UpdateStep, scalecom_ops
 
 _SKIP_ADVICE = (
@@ -123,7 +124,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         *,
         hierarchical=False,
     ):
-        _check_inner(inner_optimizer)
+        check_inner(inner_optimizer)
         self._lock = False
         config = CompressionConfig(
             compression_ratio, beta, exclude, selection, chunk_keep, value_dtype
@@ -152,7 +153,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         """
         layout = self._config.layout(variables)
         if layout.compressed:
-            _check_takes_zeros(self.inner_optimizer)
+            check_takes_zeros(self.inner_optimizer)
         self._require_alike(layout)
         if self.hierarchical:
             hierarchy.check_strategy(self._distribution_strategy)
@@ -176,11 +177,10 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         self.built = True
 
     def _require_alike(self, layout):
-        # Names count up in each process, so they are no part of it.
         workers = getattr(self._distribution_strategy.extended, "workers", None)
         if workers is not None:
             description = {
-                **_without_names(self.get_config()),
+                **hyper_parameters(self.get_config()),
                 "variables": [
                     {**dataclasses.asdict(tensor), "path": None} for tensor in layout.tensors
                 ],
@@ -277,7 +277,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 "ScaleComOptimizer.apply: expected a call in replica context; received one in "
                 "cross-replica context. Call it in the function given to `strategy.run`."
             )
-        _check_strategy(context.strategy)
+        check_strategy(context.strategy)
         inner = self.inner_optimizer
         grads, variables = inner._filter_empty_gradients(grads, variables)
         grads, variables = inner._overwrite_variables_directly_with_gradients(grads, variables)
@@ -370,52 +370,3 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             config.pop("inner_optimizer"), custom_objects=custom_objects
         )
         return cls(inner, **config)
-
-
-def _check_inner(optimizer):
-    advice = None
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        advice = "Wrap the other way round: LossScaleOptimizer(ScaleComOptimizer(...))."
-    elif isinstance(optimizer, ScaleComOptimizer):
-        advice = "Wrap once."
-    elif type(optimizer).__name__ == "MultiOptimizer":
-        advice = "Wrap each of its optimizers instead."
-    elif not isinstance(optimizer, keras.optimizers.Optimizer):
-        advice = "Pass an instance such as keras.optimizers.SGD(0.1)."
-    if advice:
-        raise ValueError(
-            "`inner_optimizer` of ScaleComOptimizer: expected a keras.optimizers.Optimizer that "
-            f"makes updates itself; received {optimizer!r}. {advice}"
-        )
-
-
-def _without_names(config):
-    if isinstance(config, Mapping):
-        return {key: _without_names(value) for key, value in config.items() if key != "name"}
-    return config
-
-
-def _check_takes_zeros(optimizer):
-    """Refuses what makes NaN of whole rows and columns of zeros, which compression leaves."""
-    too_small = 1e-16  # its square would be lost in a float32
-    if isinstance(optimizer, keras.optimizers.Adafactor) and optimizer.epsilon_1 < too_small:
-        raise ValueError(
-            f"ScaleComOptimizer: expected Adafactor with epsilon_1 >= {too_small}; received "
-            f"{optimizer.epsilon_1}, with which it divides 0 by 0 where a row and a column of a "
-            f"gradient are zero. Pass Adafactor(..., epsilon_1={too_small})."
-        )
-
-
-def _check_strategy(strategy):
-    name = type(strategy).__name__
-    if "ParameterServer" in name or "CentralStorage" in name:
-        raise ValueError(
-            "ScaleComOptimizer: expected a synchronous strategy that mirrors variables; received "
-            f"{name}. Use tf_scalecom.MultiWorkerMirroredStrategy."
-        )
-    if keras.distribution.distribution() is not None:
-        raise ValueError(
-            "ScaleComOptimizer: expected tf.distribute to join the replicas; received "
-            f"{keras.distribution.distribution()!r} from keras.distribution. Unset it with "
-            "keras.distribution.set_distribution(None)."
-        )

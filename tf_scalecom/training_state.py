@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_scalecom.agreement import hyper_parameters
 from tf_scalecom.optimizer import ScaleComOptimizer
 
 State = Mapping[str, Sequence[np.ndarray]]
@@ -52,7 +53,7 @@ def describe(model: keras.Model) -> dict:
         for name, parts in _replicas(model).items()
     }
     config = keras.saving.serialize_keras_object(model.optimizer)
-    return {"variables": variables, "optimizer": _hyper_parameters(config)}
+    return {"variables": variables, "optimizer": hyper_parameters(config)}
 
 
 def is_residual(name: str) -> bool:
@@ -80,13 +81,3 @@ def _residuals(optimizer):
     while optimizer is not None and not isinstance(optimizer, ScaleComOptimizer):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return [] if optimizer is None else list(optimizer.residual_variables)
-
-
-def _hyper_parameters(config):
-    if not isinstance(config, Mapping):
-        return config
-    return {
-        key: _hyper_parameters(value)
-        for key, value in config.items()
-        if key != "name" and not (key == "learning_rate" and isinstance(value, float))
-    }

@@ -16,7 +16,6 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all
 
 import image_data
 import networks
-import step_meter
 import tfds_images
 import training
 
@@ -73,23 +72,14 @@ def main(argv):
         f"{FLAGS.network} on {name}: {model.count_params():,} parameters, "
         f"{workers.count} workers"
     )
-    meter = step_meter.StepMeter(workers.count, ignored_steps=FLAGS.warmup_steps + 10)
-    history = model.fit(
-        batches,
-        epochs=FLAGS.epochs,
-        steps_per_epoch=FLAGS.steps_per_epoch,
-        shuffle=False,  # the data set shuffles itself; Keras would warn that it cannot
-        validation_data=test,
-        verbose=int(workers.is_chief),  # one progress bar is enough
-        callbacks=[meter],
-    )
+    history, meter = training.fit(workers, model, batches, test)
     training.finish(
         workers,
         model,
         meter,
         dataset=name,
         recipe=training.sgd_recipe(),
-        test_accuracy=history.history["val_accuracy"][-1],
+        test_accuracy=history["val_accuracy"][-1],
     )
 
 

@@ -18,7 +18,6 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all
 import blstm
 import log_mel
 import speech_data
-import step_meter
 import tfds_speech
 import training
 
@@ -94,23 +93,14 @@ def main(argv):
             metrics=["accuracy"],
         )
     workers.say(f"{name}: {model.count_params():,} parameters, {workers.count} workers")
-    meter = step_meter.StepMeter(workers.count, ignored_steps=FLAGS.warmup_steps + 10)
-    history = model.fit(
-        batches,
-        epochs=FLAGS.epochs,
-        steps_per_epoch=FLAGS.steps_per_epoch,
-        shuffle=False,
-        validation_data=test,
-        verbose=int(workers.is_chief),
-        callbacks=[meter],
-    )
+    history, meter = training.fit(workers, model, batches, test)
     training.finish(
         workers,
         model,
         meter,
         dataset=name,
         recipe=training.sgd_recipe(),
-        **{f"test_{FLAGS.labels}_accuracy": history.history["val_accuracy"][-1]},
+        **{f"test_{FLAGS.labels}_accuracy": history["val_accuracy"][-1]},
     )
 
 

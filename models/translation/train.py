@@ -19,7 +19,6 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all
 
 import beam_search
 import schedules
-import step_meter
 import training
 import transformer
 import translation_data
@@ -108,16 +107,8 @@ def main(argv):
         f"{data.name}: {len(data.test):,} held-out pairs, {data.vocabulary.size:,} tokens, "
         f"{model.count_params():,} parameters, {workers.count} workers"
     )
-    meter = step_meter.StepMeter(workers.count, ignored_steps=FLAGS.warmup_steps + 10)
-    history = model.fit(
-        batches,
-        epochs=FLAGS.epochs,
-        steps_per_epoch=FLAGS.steps_per_epoch,
-        shuffle=False,
-        validation_data=translation_data.test_dataset(data, 64 * workers.count),
-        verbose=int(workers.is_chief),
-        callbacks=[meter],
-    )
+    held_out = translation_data.test_dataset(data, 64 * workers.count)
+    history, meter = training.fit(workers, model, batches, held_out)
     training.finish(
         workers,
         model,
@@ -126,8 +117,8 @@ def main(argv):
         recipe=f"Adam, peak learning rate {FLAGS.learning_rate} after {FLAGS.ramp_steps} steps, "
         f"{FLAGS.batch_per_worker} per worker, seed {FLAGS.seed}",
         bleu=bleu(workers, model, data),
-        test_token_accuracy=history.history["val_accuracy"][-1],
-        test_loss=history.history["val_loss"][-1],
+        test_token_accuracy=history["val_accuracy"][-1],
+        test_loss=history["val_loss"][-1],
     )
 
 

@@ -1,0 +1,49 @@
+"""What `ScaleComOptimizer` works with; the rest is refused by name."""
+
+import keras
+import tensorflow as tf
+
+
+def check_inner(optimizer) -> None:
+    """Raises ValueError unless an optimizer can be wrapped."""
+    advice = None
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        advice = "Wrap the other way round: LossScaleOptimizer(ScaleComOptimizer(...))."
+    elif hasattr(optimizer, "compression_report"):
+        advice = "Wrap once."
+    elif type(optimizer).__name__ == "MultiOptimizer":
+        advice = "Wrap each of its optimizers instead."
+    elif not isinstance(optimizer, keras.optimizers.Optimizer):
+        advice = "Pass an instance such as keras.optimizers.SGD(0.1)."
+    if advice:
+        raise ValueError(
+            "`inner_optimizer` of ScaleComOptimizer: expected a keras.optimizers.Optimizer that "
+            f"makes updates itself; received {optimizer!r}. {advice}"
+        )
+
+
+def check_takes_zeros(optimizer) -> None:
+    """Refuses what makes NaN of whole rows and columns of zeros, which compression leaves."""
+    too_small = 1e-16  # its square would be lost in a float32
+    if isinstance(optimizer, keras.optimizers.Adafactor) and optimizer.epsilon_1 < too_small:
+        raise ValueError(
+            f"ScaleComOptimizer: expected Adafactor with epsilon_1 >= {too_small}; received "
+            f"{optimizer.epsilon_1}, with which it divides 0 by 0 where a row and a column of a "
+            f"gradient are zero. Pass Adafactor(..., epsilon_1={too_small})."
+        )
+
+
+def check_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Raises ValueError under a strategy, or a keras.distribution, that cannot exchange."""
+    name = type(strategy).__name__
+    if "ParameterServer" in name or "CentralStorage" in name:
+        raise ValueError(
+            "ScaleComOptimizer: expected a synchronous strategy that mirrors variables; received "
+            f"{name}. Use tf_scalecom.MultiWorkerMirroredStrategy."
+        )
+    if keras.distribution.distribution() is not None:
+        raise ValueError(
+            "ScaleComOptimizer: expected tf.distribute to join the replicas; received "
+            f"{keras.distribution.distribution()!r} from keras.distribution. Unset it with "
+            "keras.distribution.set_distribution(None)."
+        )
