@@ -2,7 +2,9 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from worker_cluster import WorkerCluster
 
 import tf_scalecom as sc
 
@@ -40,13 +42,21 @@ def peak_of_a_step(strategy, arguments):
     return max(peaks)
 
 
-def test_a_step_allocates_a_few_per_cent_of_the_gradient(cluster):
-    """Offsets 0.25 %; values and sums, 1 % each in 4 bytes; half of that for TensorFlow's ring."""
-    workers = cluster(2)
-    gradient_alone = workers.run(peak_of_a_step, None)
-    for value_dtype, per_cent in ("float32", 2.8), ("bfloat16", 2.1):
-        peaks = workers.run(
-            peak_of_a_step, dict(compression_ratio=100, value_dtype=value_dtype), timeout=120
-        )
-        for peak, alone in zip(peaks, gradient_alone, strict=True):
-            assert 0 < peak - alone < per_cent / 100 * 4 * ELEMENTS
+@pytest.mark.multi_worker
+def test_a_step_allocates_a_few_per_cent_of_the_gradient(tmp_path):
+    """Offsets 0.25 %; values and sums, 1 % each in 4 bytes; half of that for TensorFlow's ring.
+
+    In new processes: the statistics count what malloc hands out, and after much use of the heap
+    that is up to a megabyte more than was asked for.
+    """
+    workers = WorkerCluster(2, log_dir=tmp_path)
+    try:
+        gradient_alone = workers.run(peak_of_a_step, None)
+        for value_dtype, per_cent in ("float32", 2.8), ("bfloat16", 2.1):
+            peaks = workers.run(
+                peak_of_a_step, dict(compression_ratio=100, value_dtype=value_dtype), timeout=120
+            )
+            for peak, alone in zip(peaks, gradient_alone, strict=True):
+                assert 0 < peak - alone < per_cent / 100 * 4 * ELEMENTS
+    finally:
+        workers.close()
