@@ -123,7 +123,7 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
 inline void check_flags(const Backend& backend) {
   for (int32_t wire : {SCALECOM_FLOAT32, SCALECOM_FLOAT16, SCALECOM_BFLOAT16}) {
     for (uint32_t nonfinite : {0u, 1u}) {
-      float value = 5;  // room for one of any type
+      double value = 5;  // room for one of any type
       require(backend.flag(nonfinite, wire, &value) == SCALECOM_OK, "flag refused");
       require(load(&value, wire, 0) == (nonfinite != 0 ? INFINITY : 0.0f), "flag");
     }
