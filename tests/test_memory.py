@@ -41,7 +41,7 @@ def peak_of_a_step(strategy, arguments):
 
 
 def test_a_step_allocates_a_few_per_cent_of_the_gradient(cluster):
-    """Offsets 0.25 %; values, summed in place, 1 % in 4 bytes; half of that for TensorFlow's ring."""
+    """Offsets 0.25 %; values, summed in place, 1 % in 4 bytes; TensorFlow's ring half of that."""
     workers = cluster(2)
     gradient_alone = workers.run(peak_of_a_step, None)
     for value_dtype, per_cent in ("float32", 1.8), ("bfloat16", 1.05):
