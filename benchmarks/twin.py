@@ -23,14 +23,16 @@ def kernel_calls(kernels, layout, gradient, residual, compiled):
     """Name -> function without arguments that runs one kernel on one replica's tensor."""
     gradients, residuals = [gradient], [residual]
     words = native.select(gradients, residuals, layout)
-    values = native.gather(gradients, residuals, words, layout)
-    finite = tf.constant(True)
+    nonfinite, no_limit = native.any_nonfinite(gradients), float("inf")
+    values = native.gather(gradients, residuals, words, nonfinite, layout, no_limit)
     calls = {
         "select": lambda: kernels.select(gradients, residuals, layout),
-        "finite check": lambda: kernels.all_finite(gradients),
-        "gather": lambda: kernels.gather(gradients, residuals, words, layout),
+        "finite check": lambda: kernels.any_nonfinite(gradients),
+        "gather": lambda: kernels.gather(
+            gradients, residuals, words, nonfinite, layout, no_limit
+        ),
         "update": lambda: kernels.update(
-            gradients, residuals, words, values, values, finite, layout
+            gradients, residuals, words, values, tf.constant(True), layout, no_limit
         ),
     }
     return {

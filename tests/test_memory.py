@@ -44,7 +44,7 @@ def peak_of_a_step(strategy, arguments):
 
 @pytest.mark.multi_worker
 def test_a_step_allocates_a_few_per_cent_of_the_gradient(tmp_path):
-    """Offsets 0.25 %; values and sums, 1 % each in 4 bytes; half of that for TensorFlow's ring.
+    """Offsets 0.25 %; values, summed in place, 1 % in 4 bytes; TensorFlow's ring half of that.
 
     In new processes: the statistics count what malloc hands out, and after much use of the heap
     that is up to a megabyte more than was asked for.
@@ -52,7 +52,7 @@ def test_a_step_allocates_a_few_per_cent_of_the_gradient(tmp_path):
     workers = WorkerCluster(2, log_dir=tmp_path)
     try:
         gradient_alone = workers.run(peak_of_a_step, None)
-        for value_dtype, per_cent in ("float32", 2.8), ("bfloat16", 2.1):
+        for value_dtype, per_cent in ("float32", 1.8), ("bfloat16", 1.05):
             peaks = workers.run(
                 peak_of_a_step, dict(compression_ratio=100, value_dtype=value_dtype), timeout=120
             )

@@ -76,17 +76,18 @@ def inputs(layout, seed, scale=1.0):
     return gradients, residuals
 
 
-def step(kernels, layout, gradients, residuals, compiled=False, device="CPU"):
+def step(kernels, layout, gradients, residuals, compiled=False, device="CPU", limit=np.inf):
     """All of one replica's kernels; `reduced` is what was sent, doubled."""
 
     @tf.function(jit_compile=compiled)
     def run():
         with on(device):
             words = kernels.select(gradients, residuals, layout)
-            values = kernels.gather(gradients, residuals, words, layout)
-            finite = kernels.all_finite(gradients)
+            nonfinite = kernels.any_nonfinite(gradients)
+            values = kernels.gather(gradients, residuals, words, nonfinite, layout, limit)
+            finite = tf.equal(nonfinite, 0)
             return words, values, finite, kernels.update(
-                gradients, residuals, words, values, 2 * values, finite, layout
+                gradients, residuals, words, 2 * values, finite, layout, limit
             )
 
     return run()
@@ -128,6 +129,24 @@ def test_native_and_xla_kernels_agree_to_the_bit(layout, seed, device):
     assert device != "GPU" or "GPU" in got[1].device
     assert_same(got, step(xla, layout, gradients, twin))
     assert_same(residuals, twin)
+
+
+@pytest.mark.parametrize("value_dtype", ["float32", "bfloat16", "float16"])
+def test_values_saturate_alike_and_the_flag_does_not(value_dtype, device):
+    layout = Case("", compression_ratio=10, value_dtype=value_dtype).layout((2_000,), (40, 50))
+    for limit, scale in (1.5, 1.0), (np.inf, 3e4), (np.inf, 6e37):
+        gradients, twin = inputs(layout, seed=0, scale=scale)
+        residuals = copies(twin, device)
+        got = step(native, layout, gradients, residuals, device=device, limit=limit)
+        assert_same(got, step(xla, layout, gradients, twin, limit=limit))
+        assert_same(residuals, twin)
+        *values, flag = tf.cast(got[1], tf.float32).numpy()
+        assert np.isfinite(values).all() and np.max(np.abs(values)) <= limit
+        assert flag == 0
+    gradients[0] = tf.tensor_scatter_nd_update(gradients[0], [[7]], [np.inf])
+    got = step(native, layout, gradients, residuals, device=device, limit=1.5)
+    assert_same(got[1], step(xla, layout, gradients, twin, limit=1.5)[1])
+    assert np.isposinf(tf.cast(got[1][-1], tf.float32))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -219,8 +238,8 @@ def test_a_residual_given_twice_is_refused():
 
 BAD_UPDATES = {
     "words": (dict(words=tf.zeros(49, tf.int32)), r"expected 50 elements of words; got .*\[49\]"),
-    "values": (dict(values=tf.zeros(201)), r"expected 200 elements of values; got .*\[201\]"),
-    "reduced": (dict(reduced=tf.zeros(199)), r"expected 200 elements of reduced; got .*\[199\]"),
+    "reduced": (dict(reduced=tf.zeros(200)), r"expected 201 elements of reduced; got .*\[200\]"),
+    "limit": (dict(limit=-1.0), "expected limit above 0; got -1"),
     "beta": (dict(beta=1.5), r"expected beta in \(0, 1\]; got 1.5"),
 }
 
@@ -230,8 +249,8 @@ BAD_UPDATES = {
 def test_bad_arguments_are_refused(name, eager):
     change, message = BAD_UPDATES[name]
     arguments = dict(
-        words=tf.zeros(50, tf.int32), values=tf.zeros(200), reduced=tf.zeros(200), beta=1.0,
-        finite=True, chunk_size=[10], chunk_keep=[1], tail_keep=[1], offset_bytes=[1],
+        words=tf.zeros(50, tf.int32), reduced=tf.zeros(201), finite=True, beta=1.0,
+        limit=np.inf, chunk_size=[10], chunk_keep=[1], tail_keep=[1], offset_bytes=[1],
     )
     residual = tf.Variable(tf.zeros(2_000))
 
@@ -253,12 +272,12 @@ def test_shapes_are_inferred(known):
     )
     def kernels(*gradients):
         words = native.select(gradients, residuals, MIXED)
-        values = native.gather(gradients, residuals, words, MIXED)
-        finite = native.all_finite(gradients)
-        outputs = native.update(gradients, residuals, words, values, values, finite, MIXED)
-        return words, values, finite, *outputs
+        nonfinite = native.any_nonfinite(gradients)
+        values = native.gather(gradients, residuals, words, nonfinite, MIXED, np.inf)
+        outputs = native.update(gradients, residuals, words, values, True, MIXED, np.inf)
+        return words, values, nonfinite, *outputs
 
-    expected = [[MIXED.offset_words], [MIXED.kept], [], *(g.shape for g in gradients)]
+    expected = [[MIXED.offset_words], [MIXED.kept + 1], [], *(g.shape for g in gradients)]
     if not known:
         expected = [[None], [None], []] + [None] * len(gradients)
     shapes = kernels.get_concrete_function().output_shapes

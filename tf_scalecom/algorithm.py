@@ -111,15 +111,15 @@ class _Bucket:
 
         # 3. All-reduce the selected values, a finite flag and the dense tensors.
         # The flag is one more value: 0, or infinity from a replica whose gradient is not finite.
-        self._values = [
-            _summable(kernels.gather(g, m, w, layout), communicator.num_replicas)
-            for g, m, w in zip(self._gradients, self._residuals, self._words, strict=True)
-        ]
-        flags = [tf.where(kernels.all_finite(g), 0.0, float("inf")) for g in self._gradients]
+        # Nobody else holds the values, so that they are summed in their own buffer.
+        self._limit = _summable_limit(layout.value_dtype, communicator.num_replicas)
         self.sums = communicator.all_reduce(
             [
-                [tf.concat([v, tf.cast(flag, v.dtype)[tf.newaxis]], axis=0), *d]
-                for v, flag, d in zip(self._values, flags, self._dense_gradients, strict=True)
+                [kernels.gather(g, m, w, kernels.any_nonfinite(g), layout, self._limit), *d]
+                for g, m, w, d in zip(
+                    self._gradients, self._residuals, self._words, self._dense_gradients,
+                    strict=True,
+                )
             ]
         )
 
@@ -130,23 +130,26 @@ class _Bucket:
             if self._compressed:
                 selected, *dense = sums
                 parts = self._kernels.update(
-                    self._gradients[r], self._residuals[r], self._words[r], self._values[r],
-                    selected[:-1], finite[r], self._layout,
+                    self._gradients[r], self._residuals[r], self._words[r], selected, finite[r],
+                    self._layout, self._limit,
                 )
             positions = self._compressed + self._dense
             for position, gradient in zip(positions, [*parts, *dense], strict=True):
                 reduced[r][position] = gradient
 
 
-def _summable(values, num_replicas):
-    """Limits float16 values so that a sum over all replicas is finite. The rest stays behind."""
-    if values.dtype != tf.float16:
-        return values
+def _summable_limit(value_dtype: str, num_replicas: int) -> float:
+    """Limit of a value on the wire, for a finite sum over all replicas. The rest stays behind.
+
+    The range of float16 is small enough for gradients to reach its end; the others have none.
+    """
+    if value_dtype != "float16":
+        return float("inf")
     largest = float(tf.float16.max)
     limit = np.float16(largest / num_replicas)
     if float(limit) * num_replicas > largest:  # rounded up
         limit = np.nextafter(limit, np.float16(0))
-    return tf.clip_by_value(values, -limit, limit)
+    return float(limit)
 
 
 def _reduce_dense(gradients, communicator) -> Exchanged:

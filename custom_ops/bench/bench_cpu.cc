@@ -8,6 +8,7 @@
 // timed on its own: a best time is the sum of each slice's best round, which other programs
 // on the machine disturb less than the best of whole passes. Copy is the faster of memcpy
 // and a streaming copy, counting bytes read and bytes written.
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,12 +187,15 @@ void bench(int64_t n, int rounds, int32_t threads) {
       {"finite check", 4 * e,
        [&](int i) { must(scalecom_gradients_check_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
       {"gather", 0,
-       [&](int i) { must(scalecom_values_gather_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, &pool)); },
+       [&](int i) {
+         must(scalecom_values_gather_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                         INFINITY, &pool));
+       },
        {}},
       {"filter", 12 * e,
        [&](int i) {
-         must(scalecom_residuals_filter_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f,
-                                            &pool));
+         must(scalecom_residuals_filter_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                            INFINITY, 0.5f, &pool));
        },
        {}},
       {"scatter", 4 * e,
@@ -201,17 +205,20 @@ void bench(int64_t n, int rounds, int32_t threads) {
        {}},
       {"apply (filter + scatter)", 16 * e,
        [&](int i) {
-         must(scalecom_updates_apply_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f, &pool));
+         must(scalecom_updates_apply_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                         INFINITY, 0.5f, &pool));
        },
        {}},
       {"apply, 10 of 1000", 16 * e,
        [&](int i) {
-         must(scalecom_updates_apply_cpu(&ten[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f, &pool));
+         must(scalecom_updates_apply_cpu(&ten[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                         INFINITY, 0.5f, &pool));
        },
        {}},
       {"apply, exact 1 %", 16 * e,
        [&](int i) {
-         must(scalecom_updates_apply_cpu(&top[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f, &pool));
+         must(scalecom_updates_apply_cpu(&top[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                         INFINITY, 0.5f, &pool));
        },
        {}},
   };

@@ -7,6 +7,7 @@
 // time it runs again. A round times a copy and then every function, with events; % of copy
 // compares within the round. Copy is cudaMemcpyAsync, counting bytes read and written.
 #include <cuda_runtime.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -191,7 +192,7 @@ int main(int argc, char** argv) {
   };
   const auto apply = [&](const scalecom_tensor* t, int64_t count = 1,
                          int32_t type = SCALECOM_FLOAT32) {
-    must(scalecom_updates_apply_cuda(t, count, type, SCALECOM_FLOAT32, 0.5f, nullptr));
+    must(scalecom_updates_apply_cuda(t, count, type, SCALECOM_FLOAT32, INFINITY, 0.5f, nullptr));
   };
   std::vector<Work> list = {
       {"copy", 8 * e,
@@ -218,13 +219,14 @@ int main(int argc, char** argv) {
        [&] { must(scalecom_gradients_check_cuda(&one, 1, SCALECOM_FLOAT32, flag, nullptr)); }, {}},
       {"gather", 0,
        [&] {
-         must(scalecom_values_gather_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, nullptr));
+         must(scalecom_values_gather_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                          INFINITY, nullptr));
        },
        {}},
       {"filter", 12 * e,
        [&] {
-         must(scalecom_residuals_filter_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, 0.5f,
-                                             nullptr));
+         must(scalecom_residuals_filter_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                             INFINITY, 0.5f, nullptr));
        },
        {}},
       {"scatter", 4 * e,

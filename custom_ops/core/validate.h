@@ -22,8 +22,9 @@ inline bool wire_type_valid(int32_t type) {
   return type == SCALECOM_FLOAT32 || type == SCALECOM_FLOAT16 || type == SCALECOM_BFLOAT16;
 }
 
-// beta is compared so that NaN fails.
+// Compared so that NaN fails.
 inline bool beta_valid(float beta) { return beta > 0.0f && beta <= 1.0f; }
+inline bool limit_valid(float limit) { return limit > 0.0f; }
 
 inline bool layout_valid(const scalecom_tensor& t) {
   if (t.offset_bytes != 1 && t.offset_bytes != 2 && t.offset_bytes != 4) return false;
@@ -49,6 +50,11 @@ enum Need : uint32_t {
 inline bool pointer_valid(const void* pointer, int64_t alignment) {
   return pointer != nullptr &&
          reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(alignment) == 0;
+}
+
+inline bool flag_valid(const uint32_t* nonfinite, int32_t wire_type, const void* flag) {
+  return wire_type_valid(wire_type) && pointer_valid(nonfinite, 4) &&
+         pointer_valid(flag, type_bytes(wire_type));
 }
 
 inline bool tensor_valid(const scalecom_tensor& t, uint32_t needs, int32_t gradient_type,

@@ -60,12 +60,27 @@ int main() {
   require(scalecom_offsets_select_cpu(b.list(), 1, 4, &flag, nullptr) != SCALECOM_OK, "type");
   require(scalecom_offsets_select_cpu(b.list(), 1, 0, nullptr, nullptr) != SCALECOM_OK, "flag");
   require(scalecom_offsets_select_cpu(nullptr, 0, 0, &flag, nullptr) == SCALECOM_OK, "empty list");
-  require(scalecom_values_gather_cpu(b.list(), 1, 0, SCALECOM_FLOAT64, nullptr) != SCALECOM_OK,
+  require(scalecom_values_gather_cpu(b.list(), 1, 0, SCALECOM_FLOAT64, INFINITY, nullptr) !=
+              SCALECOM_OK,
           "float64 on the wire");
   for (float beta : {0.0f, -1.0f, 1.5f, NAN}) {
-    require(scalecom_residuals_filter_cpu(b.list(), 1, 0, 0, beta, nullptr) != SCALECOM_OK,
+    require(scalecom_residuals_filter_cpu(b.list(), 1, 0, 0, INFINITY, beta, nullptr) !=
+                SCALECOM_OK,
             "beta");
   }
+  for (float limit : {0.0f, -1.0f, NAN}) {
+    require(scalecom_values_gather_cpu(b.list(), 1, 0, 0, limit, nullptr) != SCALECOM_OK &&
+                scalecom_residuals_filter_cpu(b.list(), 1, 0, 0, limit, 1.0f, nullptr) !=
+                    SCALECOM_OK &&
+                scalecom_updates_apply_cpu(b.list(), 1, 0, 0, limit, 1.0f, nullptr) !=
+                    SCALECOM_OK,
+            "limit of the wire");
+  }
+  float value = 5;
+  require(scalecom_flag_write_cpu(nullptr, 0, &value) != SCALECOM_OK, "no flag to read");
+  require(scalecom_flag_write_cpu(&flag, 0, nullptr) != SCALECOM_OK, "no flag to write");
+  require(scalecom_flag_write_cpu(&flag, SCALECOM_FLOAT64, &value) != SCALECOM_OK && value == 5,
+          "flag in float64");
 
   Bucket e({test::exact(2000000, 1000)}, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
            test::Data::kNormal, 0, 1);

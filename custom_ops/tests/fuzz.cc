@@ -40,8 +40,8 @@ void hostile(Bytes in) {
   scalecom_offsets_select_cpu(&t, 1, type, &flag, nullptr);
   scalecom_indices_select_cpu(&t, 1, type, &flag, memory, 0, nullptr);
   scalecom_gradients_check_cpu(&t, 1, type, &flag, nullptr);
-  scalecom_values_gather_cpu(&t, 1, type, 0, nullptr);
-  scalecom_updates_apply_cpu(&t, 1, type, 0, 0.5f, nullptr);
+  scalecom_values_gather_cpu(&t, 1, type, 0, INFINITY, nullptr);
+  scalecom_updates_apply_cpu(&t, 1, type, 0, INFINITY, 0.5f, nullptr);
 }
 
 void valid(Bytes in) {
@@ -79,8 +79,8 @@ void valid(Bytes in) {
       static_cast<unsigned char*>(t.offsets)[i] = static_cast<unsigned char>(in.next(1));
     }
   }
-  scalecom_values_gather_cpu(got.list(), got.count(), type, wire, nullptr);
-  scalecom_updates_apply_cpu(got.list(), got.count(), type, wire, 0.5f, nullptr);
+  scalecom_values_gather_cpu(got.list(), got.count(), type, wire, 1.0f, nullptr);
+  scalecom_updates_apply_cpu(got.list(), got.count(), type, wire, 1.0f, 0.5f, nullptr);
   scalecom_outputs_scatter_cpu(got.list(), got.count(), type, wire, nullptr);
 }
 

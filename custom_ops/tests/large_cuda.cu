@@ -2,6 +2,7 @@
 // element must be from its index. Needs 18 GB of device memory.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -92,11 +93,11 @@ int main() {
        "select");
   must(scalecom_gradients_check_cuda(&t, 1, SCALECOM_BFLOAT16, flags, nullptr) == SCALECOM_OK,
        "check");
-  must(scalecom_values_gather_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, nullptr) ==
-           SCALECOM_OK,
+  must(scalecom_values_gather_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, INFINITY,
+                                   nullptr) == SCALECOM_OK,
        "gather");
-  must(scalecom_updates_apply_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, kBeta, nullptr) ==
-           SCALECOM_OK,
+  must(scalecom_updates_apply_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, INFINITY, kBeta,
+                                   nullptr) == SCALECOM_OK,
        "apply");
   must(cudaDeviceSynchronize() == cudaSuccess, "core");
 

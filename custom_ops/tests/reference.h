@@ -84,18 +84,20 @@ inline uint32_t reference_check(const Bucket& b) {
   return 0;
 }
 
-inline void reference_gather(Bucket& b) {
+inline void reference_gather(Bucket& b, float limit) {
   for (const scalecom_tensor& t : b.tensors) {
     for_each_chunk(t, [&](int64_t start, int64_t length, int64_t entry, int64_t kept) {
       for (int64_t i = entry; i < entry + kept; ++i) {
         const int64_t offset = offset_at(t, i);
         const double p = offset < length ? compensated(b, t, start + offset) : NAN;
-        store(t.values, b.wire_type, i, p);
+        const double most = limit;
+        store(t.values, b.wire_type, i, isfinite(p) ? std::max(-most, std::min(most, p)) : p);
       }
     });
   }
 }
 
+// Takes what was sent from `values`; the core works it out again.
 inline void reference_filter(Bucket& b, float beta) {
   for (const scalecom_tensor& t : b.tensors) {
     const std::vector<float> before(t.residual, t.residual + t.elements);

@@ -19,10 +19,11 @@ struct Backend {
   std::function<int32_t(Bucket&, uint32_t*)> select;
   std::function<int32_t(Bucket&, uint32_t*)> select_exact;
   std::function<int32_t(Bucket&, uint32_t*)> check;
-  std::function<int32_t(Bucket&)> gather;
-  std::function<int32_t(Bucket&, float)> filter;
+  std::function<int32_t(Bucket&, float limit)> gather;
+  std::function<int32_t(uint32_t nonfinite, int32_t wire_type, void* value)> flag;
+  std::function<int32_t(Bucket&, float limit, float beta)> filter;
   std::function<int32_t(Bucket&)> scatter;
-  std::function<int32_t(Bucket&, float)> apply;
+  std::function<int32_t(Bucket&, float limit, float beta)> apply;
 };
 
 inline void require(bool condition, const std::string& what) {
@@ -73,8 +74,8 @@ struct Case {
 
 // One step on one bucket. `corrupt` breaks offsets before they are used.
 inline void check_step(const Backend& backend, const Case& c, int32_t gradient_type,
-                       int32_t wire_type, Data data, float beta, int shift, bool corrupt,
-                       uint64_t seed) {
+                       int32_t wire_type, Data data, float limit, float beta, int shift,
+                       bool corrupt, uint64_t seed) {
   const std::string name = c.name + " " + type_name(gradient_type) + " wire " +
                            type_name(wire_type) + " data " +
                            std::to_string(static_cast<int>(data)) + " seed " +
@@ -102,21 +103,31 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
       }
     }
   }
-  require(backend.gather(got) == SCALECOM_OK, name + "gather refused");
-  reference_gather(want);
+  require(backend.gather(got, limit) == SCALECOM_OK, name + "gather refused");
+  reference_gather(want, limit);
   require_same(got, want, name + "gather");
 
   got.fill_reduced(seed + 1);
   want.fill_reduced(seed + 1);
   Bucket fused(got);
-  require(backend.filter(got, beta) == SCALECOM_OK, name + "filter refused");
+  require(backend.filter(got, limit, beta) == SCALECOM_OK, name + "filter refused");
   reference_filter(want, beta);
   require_same(got, want, name + "filter");
   require(backend.scatter(got) == SCALECOM_OK, name + "scatter refused");
   reference_scatter(want);
   require_same(got, want, name + "scatter");
-  require(backend.apply(fused, beta) == SCALECOM_OK, name + "apply refused");
+  require(backend.apply(fused, limit, beta) == SCALECOM_OK, name + "apply refused");
   require_same(fused, want, name + "apply");
+}
+
+inline void check_flags(const Backend& backend) {
+  for (int32_t wire : {SCALECOM_FLOAT32, SCALECOM_FLOAT16, SCALECOM_BFLOAT16}) {
+    for (uint32_t nonfinite : {0u, 1u}) {
+      double value = 5;  // room for one of any type
+      require(backend.flag(nonfinite, wire, &value) == SCALECOM_OK, "flag refused");
+      require(load(&value, wire, 0) == (nonfinite != 0 ? INFINITY : 0.0f), "flag");
+    }
+  }
 }
 
 inline std::vector<Case> cases() {
@@ -150,6 +161,7 @@ inline std::vector<Case> cases() {
 
 // The backends take turns. `stride` runs every so many cases: slow builds take fewer.
 inline void sweep(const std::vector<Backend>& backends, uint64_t stride) {
+  for (const Backend& backend : backends) check_flags(backend);
   uint64_t seed = 1;
   int64_t steps = 0;
   for (const Case& c : cases()) {
@@ -157,9 +169,10 @@ inline void sweep(const std::vector<Backend>& backends, uint64_t stride) {
       for (Data data : kAllData) {
         if (++seed % stride != 0) continue;
         const int32_t wire = static_cast<int32_t>(seed % 3);
+        const float limit = seed % 7 == 0 ? 0.0078125f : seed % 7 == 1 ? 65504.0f / 4 : INFINITY;
         const float beta = seed % 4 == 0 ? 0.1f : seed % 4 == 1 ? 0.7f : 1.0f;
-        check_step(backends[seed % backends.size()], c, type, wire, data, beta, /*shift=*/static_cast<int>(seed % 5 % 4),
-                   /*corrupt=*/seed % 6 == 0, seed);
+        check_step(backends[seed % backends.size()], c, type, wire, data, limit, beta,
+                   /*shift=*/static_cast<int>(seed % 5 % 4), /*corrupt=*/seed % 6 == 0, seed);
         ++steps;
       }
     }
@@ -176,10 +189,10 @@ inline void sweep(const std::vector<Backend>& backends, uint64_t stride) {
   many_exact.name = "many exact";
   for (Data data : {Data::kNormal, Data::kTies, Data::kZero, Data::kRising}) {
     for (const Case& c : {many, many_exact}) {
-      check_step(backends.back(), c, SCALECOM_FLOAT32, SCALECOM_FLOAT32, data, 1.0f, 0, false,
-                 ++seed);
-      check_step(backends.back(), c, SCALECOM_BFLOAT16, SCALECOM_FLOAT16, data, 0.3f, 1, false,
-                 ++seed);
+      check_step(backends.back(), c, SCALECOM_FLOAT32, SCALECOM_FLOAT32, data, INFINITY, 1.0f, 0,
+                 false, ++seed);
+      check_step(backends.back(), c, SCALECOM_BFLOAT16, SCALECOM_FLOAT16, data, 0.015625f, 0.3f, 1,
+                 false, ++seed);
       steps += 2;
     }
   }

@@ -20,20 +20,24 @@ test::Backend backend(const scalecom_executor* executor) {
   b.check = [=](Bucket& k, uint32_t* flag) {
     return scalecom_gradients_check_cpu(k.list(), k.count(), k.gradient_type, flag, executor);
   };
-  b.gather = [=](Bucket& k) {
-    return scalecom_values_gather_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, executor);
+  b.gather = [=](Bucket& k, float limit) {
+    return scalecom_values_gather_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,
+                                      executor);
   };
-  b.filter = [=](Bucket& k, float beta) {
-    return scalecom_residuals_filter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, beta,
-                                         executor);
+  b.flag = [](uint32_t nonfinite, int32_t wire_type, void* value) {
+    return scalecom_flag_write_cpu(&nonfinite, wire_type, value);
+  };
+  b.filter = [=](Bucket& k, float limit, float beta) {
+    return scalecom_residuals_filter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,
+                                         beta, executor);
   };
   b.scatter = [=](Bucket& k) {
     return scalecom_outputs_scatter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type,
                                         executor);
   };
-  b.apply = [=](Bucket& k, float beta) {
-    return scalecom_updates_apply_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, beta,
-                                      executor);
+  b.apply = [=](Bucket& k, float limit, float beta) {
+    return scalecom_updates_apply_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,
+                                      beta, executor);
   };
   return b;
 }

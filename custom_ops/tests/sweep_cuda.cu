@@ -75,6 +75,7 @@ class DeviceBucket {
 Arena bucket_arena;
 Arena workspace_arena;
 uint32_t* device_flag;
+float* device_value;
 
 // Runs function(device tensors) there and brings the bucket and the flag back.
 template <typename Function>
@@ -109,15 +110,23 @@ test::Backend backend() {
       return scalecom_gradients_check_cuda(t, k.count(), k.gradient_type, device_flag, nullptr);
     });
   };
-  b.gather = [](Bucket& k) {
+  b.gather = [](Bucket& k, float limit) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_values_gather_cuda(t, k.count(), k.gradient_type, k.wire_type, nullptr);
+      return scalecom_values_gather_cuda(t, k.count(), k.gradient_type, k.wire_type, limit,
+                                         nullptr);
     });
   };
-  b.filter = [](Bucket& k, float beta) {
+  b.flag = [](uint32_t nonfinite, int32_t wire_type, void* value) {
+    must(cudaMemcpy(device_flag, &nonfinite, 4, cudaMemcpyHostToDevice));
+    const int32_t status =
+        scalecom_flag_write_cuda(device_flag, wire_type, device_value, nullptr);
+    must(cudaMemcpy(value, device_value, 4, cudaMemcpyDeviceToHost));
+    return status;
+  };
+  b.filter = [](Bucket& k, float limit, float beta) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_residuals_filter_cuda(t, k.count(), k.gradient_type, k.wire_type, beta,
-                                            nullptr);
+      return scalecom_residuals_filter_cuda(t, k.count(), k.gradient_type, k.wire_type, limit,
+                                            beta, nullptr);
     });
   };
   b.scatter = [](Bucket& k) {
@@ -125,9 +134,9 @@ test::Backend backend() {
       return scalecom_outputs_scatter_cuda(t, k.count(), k.gradient_type, k.wire_type, nullptr);
     });
   };
-  b.apply = [](Bucket& k, float beta) {
+  b.apply = [](Bucket& k, float limit, float beta) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_updates_apply_cuda(t, k.count(), k.gradient_type, k.wire_type, beta,
+      return scalecom_updates_apply_cuda(t, k.count(), k.gradient_type, k.wire_type, limit, beta,
                                          nullptr);
     });
   };
@@ -143,6 +152,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   must(cudaMalloc(&device_flag, 4));
+  must(cudaMalloc(&device_value, 4));
   test::sweep({backend()}, argc > 1 ? strtoull(argv[1], nullptr, 10) : 1);
   return 0;
 }

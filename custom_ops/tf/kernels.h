@@ -42,6 +42,23 @@ inline int32_t TypeOf(DataType type) {
   }
 }
 
+// How values travel, as the core takes it.
+struct Wire {
+  int32_t type;
+  float limit;
+  int64_t bytes;  // of one value
+
+  absl::Status Read(OpKernelConstruction* ctx) {
+    DataType wire;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("wire", &wire));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("limit", &limit));
+    type = TypeOf(wire);
+    bytes = tensorflow::DataTypeSize(wire);
+    if (limit > 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("expected limit above 0; got ", limit));
+  }
+};
+
 inline absl::Status ToStatus(int32_t status, const char* work) {
   if (status == SCALECOM_OK) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(
@@ -182,7 +199,7 @@ template <typename Device>
 class GatherKernel : public LayoutKernel<Device> {
  public:
   explicit GatherKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("wire", &wire_));
+    OP_REQUIRES_OK(ctx, wire_.Read(ctx));
   }
 
  protected:
@@ -193,28 +210,33 @@ class GatherKernel : public LayoutKernel<Device> {
     TF_RETURN_IF_ERROR(residuals.Lock(ctx, device, /*to_write=*/false, &tensors));
     const Packing packing(tensors);
     const Tensor& words = ctx->input(2 * this->size());
+    const Tensor& nonfinite = ctx->input(2 * this->size() + 1);
     TF_RETURN_IF_ERROR(CheckSize(words, packing.words, "words"));
+    TF_RETURN_IF_ERROR(CheckSize(nonfinite, 1, "nonfinite"));
     Tensor* values;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({packing.kept}), &values));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({packing.kept + 1}), &values));
     SetOffsets(packing, Bytes(words), &tensors);
     for (int i = 0; i < this->size(); ++i) {
-      tensors[i].values =
-          Bytes(*values) + tensorflow::DataTypeSize(wire_) * packing.first_kept[i];
+      tensors[i].values = Bytes(*values) + wire_.bytes * packing.first_kept[i];
     }
+    TF_RETURN_IF_ERROR(
+        ToStatus(device->WriteFlag(static_cast<const uint32_t*>(nonfinite.data()), wire_,
+                                   Bytes(*values) + wire_.bytes * packing.kept),
+                 "write the finite flag"));
     return this->ForEachType(tensors, [&](const List& list) {
-      return ToStatus(device->Gather(list, TypeOf(wire_)), "gather values");
+      return ToStatus(device->Gather(list, wire_), "gather values");
     });
   }
 
  private:
-  DataType wire_;
+  Wire wire_;
 };
 
 template <typename Device>
 class UpdateKernel : public LayoutKernel<Device> {
  public:
   explicit UpdateKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("wire", &wire_));
+    OP_REQUIRES_OK(ctx, wire_.Read(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("beta", &beta_));
     OP_REQUIRES(ctx, beta_ > 0 && beta_ <= 1,
                 absl::InvalidArgumentError(
@@ -228,14 +250,12 @@ class UpdateKernel : public LayoutKernel<Device> {
     TF_RETURN_IF_ERROR(this->SetGradients(ctx, &tensors));
     const Packing packing(tensors);
     const Tensor& words = ctx->input(2 * count);
-    const Tensor& values = ctx->input(2 * count + 1);
-    const Tensor& reduced = ctx->input(2 * count + 2);
+    const Tensor& reduced = ctx->input(2 * count + 1);
     TF_RETURN_IF_ERROR(CheckSize(words, packing.words, "words"));
-    TF_RETURN_IF_ERROR(CheckSize(values, packing.kept, "values"));
-    TF_RETURN_IF_ERROR(CheckSize(reduced, packing.kept, "reduced"));
-    TF_RETURN_IF_ERROR(CheckSize(ctx->input(2 * count + 3), 1, "finite"));
+    TF_RETURN_IF_ERROR(CheckSize(reduced, packing.kept + 1, "reduced"));
+    TF_RETURN_IF_ERROR(CheckSize(ctx->input(2 * count + 2), 1, "finite"));
     // In host memory on every device: whoever skips the step branches on it there anyway.
-    const bool finite = ctx->input(2 * count + 3).flat<bool>()(0);
+    const bool finite = ctx->input(2 * count + 2).flat<bool>()(0);
     for (int i = 0; i < count; ++i) {
       // The output takes the gradient's own buffer where nobody else needs it.
       Tensor* output;
@@ -248,18 +268,16 @@ class UpdateKernel : public LayoutKernel<Device> {
     Residuals residuals;
     TF_RETURN_IF_ERROR(residuals.Lock(ctx, device, /*to_write=*/true, &tensors));
     SetOffsets(packing, Bytes(words), &tensors);
-    const int64_t itemsize = tensorflow::DataTypeSize(wire_);
     for (int i = 0; i < count; ++i) {
-      tensors[i].values = Bytes(values) + itemsize * packing.first_kept[i];
-      tensors[i].reduced = Bytes(reduced) + itemsize * packing.first_kept[i];
+      tensors[i].reduced = Bytes(reduced) + wire_.bytes * packing.first_kept[i];
     }
     return this->ForEachType(tensors, [&](const List& list) {
-      return ToStatus(device->Apply(list, TypeOf(wire_), beta_), "apply the update");
+      return ToStatus(device->Apply(list, wire_, beta_), "apply the update");
     });
   }
 
  private:
-  DataType wire_;
+  Wire wire_;
   float beta_;
 };
 

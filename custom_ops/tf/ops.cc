@@ -18,7 +18,7 @@ using tensorflow::shape_inference::ShapeHandle;
 
 // What all tensors together send; -1 where the size of one is not known.
 struct Sizes {
-  int64_t kept = InferenceContext::kUnknownDim;
+  int64_t values = InferenceContext::kUnknownDim;  // the finite flag included
   int64_t words = InferenceContext::kUnknownDim;
 };
 
@@ -30,7 +30,7 @@ absl::Status SizesOf(InferenceContext* c, const Layout& layout, Sizes* sizes) {
     TF_RETURN_IF_ERROR(layout.SetTensor(i, c->Value(elements), &tensors[i]));
   }
   const Packing packing(tensors);
-  *sizes = {packing.kept, packing.words};
+  *sizes = {packing.kept + 1, packing.words};
   return absl::OkStatus();
 }
 
@@ -57,7 +57,9 @@ absl::Status GatherShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(layout.Read(c));
   TF_RETURN_IF_ERROR(SizesOf(c, layout, &sizes));
   TF_RETURN_IF_ERROR(CheckVector(c, 2 * layout.size(), sizes.words, "words"));
-  c->set_output(0, c->Vector(sizes.kept));
+  ShapeHandle nonfinite;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * layout.size() + 1), 0, &nonfinite));
+  c->set_output(0, c->Vector(sizes.values));
   return absl::OkStatus();
 }
 
@@ -68,10 +70,9 @@ absl::Status UpdateShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(SizesOf(c, layout, &sizes));
   const int first = 2 * layout.size();
   TF_RETURN_IF_ERROR(CheckVector(c, first, sizes.words, "words"));
-  TF_RETURN_IF_ERROR(CheckVector(c, first + 1, sizes.kept, "values"));
-  TF_RETURN_IF_ERROR(CheckVector(c, first + 2, sizes.kept, "reduced"));
+  TF_RETURN_IF_ERROR(CheckVector(c, first + 1, sizes.values, "reduced"));
   ShapeHandle finite;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 3), 0, &finite));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 2), 0, &finite));
   for (int i = 0; i < layout.size(); ++i) c->set_output(i, c->input(i));
   return absl::OkStatus();
 }
@@ -107,28 +108,35 @@ REGISTER_OP("ScalecomGather")
     .Input("gradients: Ts")
     .Input("residuals: N * resource")
     .Input("words: int32")
+    .Input("nonfinite: uint32")
     .Output("values: wire")
     .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
     .Attr("N: int >= 1")
     .Attr("wire: {float, half, bfloat16}")
+    .Attr("limit: float")
     .Attr("chunk_size: list(int)")
     .Attr("chunk_keep: list(int)")
     .Attr("tail_keep: list(int)")
     .Attr("offset_bytes: list(int)")
     .SetShapeFn(GatherShape)
-    .Doc("residual + gradient at the packed offsets, tensor after tensor, in the wire's type.");
+    .Doc(R"doc(
+residual + gradient at the packed offsets, tensor after tensor, in the wire's type; then the flag.
+
+Where finite they are at most `limit` in magnitude. The flag is 0, or infinity if `nonfinite` is
+not 0: its sum over all replicas says whether the gradients of all are finite.
+)doc");
 
 REGISTER_OP("ScalecomUpdate")
     .Input("gradients: Ts")
     .Input("residuals: N * resource")
     .Input("words: int32")
-    .Input("values: wire")
     .Input("reduced: wire")
     .Input("finite: bool")
     .Output("outputs: Ts")
     .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
     .Attr("N: int >= 1")
     .Attr("wire: {float, half, bfloat16}")
+    .Attr("limit: float")
     .Attr("beta: float")
     .Attr("chunk_size: list(int)")
     .Attr("chunk_keep: list(int)")
@@ -138,6 +146,9 @@ REGISTER_OP("ScalecomUpdate")
     .SetShapeFn(UpdateShape)
     .Doc(R"doc(
 Filters the residuals in place and scatters `reduced` into dense outputs.
+
+`reduced` is a sum over what ScalecomGather makes; its last element, the flag, is not read. What
+gather made here is worked out again, so with the same wire and limit.
 
 Where `finite` is false residuals stay as they are, and the outputs are zeros.
 )doc");

@@ -22,7 +22,7 @@ BACKEND_VARIABLE = "TF_SCALECOM_BACKEND"
 
 
 def kernels_for(layout: Layout) -> ModuleType:
-    """The kernels for a layout: `select`, `all_finite`, `gather` and `update`; see `xla`."""
+    """The kernels for a layout: `select`, `any_nonfinite`, `gather` and `update`; see `xla`."""
     kernels, _ = backend()
     if kernels is native and not native.supports(layout):
         _log_once(

@@ -49,22 +49,23 @@ def select(gradients, residuals, layout):
     return library().scalecom_select(gradients, _handles(residuals), **_attributes(layout))
 
 
-def all_finite(gradients):
-    """As `xla.all_finite`, for dense tensors of float types."""
-    return tf.equal(library().scalecom_any_nonfinite(gradients), 0)
+def any_nonfinite(gradients):
+    """As `xla.any_nonfinite`."""
+    return library().scalecom_any_nonfinite(gradients)
 
 
-def gather(gradients, residuals, words, layout):
+def gather(gradients, residuals, words, nonfinite, layout, limit):
     """As `xla.gather`."""
     return library().scalecom_gather(
-        gradients, _handles(residuals), words, wire=layout.value_dtype, **_attributes(layout)
+        gradients, _handles(residuals), words, nonfinite, wire=layout.value_dtype, limit=limit,
+        **_attributes(layout),
     )
 
 
-def update(gradients, residuals, words, values, reduced, finite, layout):
+def update(gradients, residuals, words, reduced, finite, layout, limit):
     """As `xla.update`."""
     return library().scalecom_update(
-        gradients, _handles(residuals), words, values, reduced, finite, beta=layout.beta,
+        gradients, _handles(residuals), words, reduced, finite, limit=limit, beta=layout.beta,
         **_attributes(layout),
     )
 

@@ -46,62 +46,83 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all(checks) if checks else tf.constant(True)
 
 
+def any_nonfinite(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether an element of these float tensors is not finite, for `gather`: uint32 0 or 1."""
+    return tf.where(all_finite(gradients), tf.constant(0, tf.uint32), tf.constant(1, tf.uint32))
+
+
 def gather(
     gradients: Sequence[tf.Tensor],
     residuals: Sequence[tf.Variable],
     words: tf.Tensor,
+    nonfinite: tf.Tensor,
     layout: Layout,
+    limit: float,
 ) -> tf.Tensor:
-    """The selected values of all tensors, [layout.kept] in the dtype of the wire.
+    """What this replica sends: the selected values of all tensors, and the finite flag.
 
-    A finite value past float16's range saturates.
+    Args:
+      gradients: this replica's.
+      residuals: its residuals.
+      words: offsets, from the leader's `select`.
+      nonfinite: from `any_nonfinite`, of these gradients.
+      layout: the plan.
+      limit: finite values saturate there, as they do at the end of the wire's range. A number of
+        the wire's dtype; infinity for none.
+
+    Returns:
+      [layout.kept + 1] in the dtype of the wire. The last is the flag: 0 or, if `nonfinite`,
+      infinity, so that a sum says whether the gradients of all replicas are finite.
     """
     values = [
-        tf.gather(p, i)
-        for p, i in zip(map(_compensated, gradients, residuals), flat_indices(words, layout),
-                        strict=True)
+        _selected(*tensor, layout.value_dtype, limit)
+        for tensor in zip(gradients, residuals, flat_indices(words, layout), strict=True)
     ]
-    return _to_wire(tf.concat(values, axis=0), layout.value_dtype)
+    flag = tf.where(tf.equal(nonfinite, 0), 0.0, float("inf"))
+    return tf.concat([*values, tf.cast(flag, layout.value_dtype)[tf.newaxis]], axis=0)
 
 
 def update(
     gradients: Sequence[tf.Tensor],
     residuals: Sequence[tf.Variable],
     words: tf.Tensor,
-    values: tf.Tensor,
     reduced: tf.Tensor,
     finite: tf.Tensor,
     layout: Layout,
+    limit: float,
 ) -> list[tf.Tensor]:
     """Filters the residuals in place, if `finite`, and scatters the sums.
+
+    What this replica sent is worked out again, so that `reduced` may take its place in memory.
 
     Args:
       gradients: this replica's.
       residuals: its residuals, updated.
       words: offsets, from the leader's `select`.
-      values: [layout.kept] what this replica sent.
-      reduced: [layout.kept] the sum over all replicas, in the dtype of the wire.
+      reduced: [layout.kept + 1] the sum over all replicas of what `gather` made, in the dtype of
+        the wire. The flag at its end is not read.
       finite: bool scalar; where false residuals stay and the result is not to be used.
       layout: the plan.
+      limit: as for `gather`.
 
     Returns:
       Reduced gradients, in the shapes and dtypes of `gradients`.
     """
     indices = flat_indices(words, layout)
-    sizes = [t.kept for t in _tensors(layout)]
+    # Not in the cond: a compiler may take a cast to the wire's dtype and back for none at all.
+    sent = [
+        _selected(*tensor, layout.value_dtype, limit)
+        for tensor in zip(gradients, residuals, indices, strict=True)
+    ]
 
     def keep_unsent():
-        for gradient, residual, i, sent in zip(
-            gradients, residuals, indices, tf.split(values, sizes), strict=True
-        ):
-            flat = low_pass_filter(_flat(residual), _flat(gradient), i, sent, layout.beta)
+        for gradient, residual, i, s in zip(gradients, residuals, indices, sent, strict=True):
+            flat = low_pass_filter(_flat(residual), _flat(gradient), i, s, layout.beta)
             residual.assign(tf.reshape(flat, residual.shape))
 
     tf.cond(finite, keep_unsent, lambda: None)
-    return [
-        _scatter(v, i, t)
-        for v, i, t in zip(tf.split(reduced, sizes), indices, _tensors(layout), strict=True)
-    ]
+    *sums, _ = tf.split(reduced, [*(t.kept for t in _tensors(layout)), 1])
+    return [_scatter(v, i, t) for v, i, t in zip(sums, indices, _tensors(layout), strict=True)]
 
 
 def low_pass_filter(residual, gradient, indices, sent, beta) -> tf.Tensor:
@@ -201,9 +222,13 @@ def _largest(chunks: tf.Tensor, keep: int) -> tf.Tensor:
     return tf.reshape(tf.math.top_k(chunks, keep).indices, [-1])
 
 
-def _to_wire(values: tf.Tensor, dtype: str) -> tf.Tensor:
-    if dtype == "float16":
-        values = tf.clip_by_value(values, tf.float16.min, tf.float16.max)
+def _selected(gradient, residual, indices, dtype: str, limit: float) -> tf.Tensor:
+    """One tensor's values at `indices`, as they travel."""
+    values = tf.gather(_compensated(gradient, residual), indices)
+    limit = min(limit, float(tf.as_dtype(dtype).max))
+    if limit < tf.float32.max:
+        limited = tf.clip_by_value(values, -limit, limit)
+        values = tf.where(tf.math.is_finite(values), limited, values)
     return tf.cast(values, dtype)
 
 

@@ -24,9 +24,10 @@ void run_blocks(const scalecom_tensor* tensors, int64_t count, const scalecom_ex
 }
 
 FinishOptions finish_options(const scalecom_tensor* tensors, int64_t count,
-                             int32_t gradient_type, int32_t wire_type, float beta) {
+                             int32_t gradient_type, int32_t wire_type, float wire_limit,
+                             float beta) {
   const int64_t bytes = total(tensors, count, element_count) * type_bytes(gradient_type);
-  return {wire_type, beta, bytes >= kStreamBytes};
+  return {wire_type, wire_limit, beta, bytes >= kStreamBytes};
 }
 
 // Entries between a prefetch and the use of what it fetched. The elements lie so far apart
@@ -34,7 +35,8 @@ FinishOptions finish_options(const scalecom_tensor* tensors, int64_t count,
 constexpr int64_t kAhead = 128;
 
 template <typename T>
-void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_type) {
+void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_type,
+            float wire_limit) {
   const T* gradient = static_cast<const T*>(t.gradient);
   const auto element_of = [&](int64_t entry) { return entry_element(t, entry / t.chunk_keep, entry); };
   for (int64_t entry = first; entry < last; ++entry) {
@@ -46,7 +48,7 @@ void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_
     const int64_t element = element_of(entry);
     const float p = element < 0 ? bits_float(0x7fc00000u)
                                 : t.residual[element] + to_float(gradient[element]);
-    wire_store(t.values, wire_type, entry, p);
+    wire_store(t.values, wire_type, entry, wire_limited(p, wire_limit));
   }
 }
 
@@ -107,31 +109,38 @@ int32_t scalecom_gradients_check_cpu(const scalecom_tensor* tensors, int64_t cou
 }
 
 int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, int64_t count,
-                                   int32_t gradient_type, int32_t wire_type,
+                                   int32_t gradient_type, int32_t wire_type, float wire_limit,
                                    const scalecom_executor* executor) {
-  if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kValues, gradient_type,
+  if (!limit_valid(wire_limit) ||
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kValues, gradient_type,
                      wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  constexpr void (*kGather[])(const scalecom_tensor&, int64_t, int64_t, int32_t) = {
+  constexpr void (*kGather[])(const scalecom_tensor&, int64_t, int64_t, int32_t, float) = {
       gather<float>, gather<float16>, gather<bfloat16>, gather<double>};
   run_ranges(tensors, count, executor, kTaskEntries, kept_count,
              [&](const scalecom_tensor& t, int64_t first, int64_t last) {
-               kGather[gradient_type](t, first, last, wire_type);
+               kGather[gradient_type](t, first, last, wire_type, wire_limit);
              });
   return SCALECOM_OK;
 }
 
+int32_t scalecom_flag_write_cpu(const uint32_t* nonfinite, int32_t wire_type, void* flag) {
+  if (!flag_valid(nonfinite, wire_type, flag)) return SCALECOM_INVALID_ARGUMENT;
+  wire_store(flag, wire_type, 0, *nonfinite == 0 ? 0.0f : bits_float(kInfinityKey));
+  return SCALECOM_OK;
+}
+
 int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t count,
-                                      int32_t gradient_type, int32_t wire_type, float beta,
-                                      const scalecom_executor* executor) {
-  if (!beta_valid(beta) || !tensors_valid(tensors, count,
-                                          kGradient | kResidual | kOffsets | kValues,
-                                          gradient_type, wire_type)) {
+                                      int32_t gradient_type, int32_t wire_type, float wire_limit,
+                                      float beta, const scalecom_executor* executor) {
+  if (!limit_valid(wire_limit) || !beta_valid(beta) ||
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type,
+                     wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   const FinishOptions options =
-      finish_options(tensors, count, gradient_type, wire_type, beta);
+      finish_options(tensors, count, gradient_type, wire_type, wire_limit, beta);
   const auto filter = kernels().filter[gradient_type];
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
     filter(t, begin, end, options);
@@ -146,7 +155,7 @@ int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t cou
     return SCALECOM_INVALID_ARGUMENT;
   }
   const FinishOptions options =
-      finish_options(tensors, count, gradient_type, wire_type, 1.0f);
+      finish_options(tensors, count, gradient_type, wire_type, 1.0f, 1.0f);
   const auto scatter = kernels().scatter[gradient_type];
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
     scatter(t, begin, end, options);
@@ -155,16 +164,15 @@ int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t cou
 }
 
 int32_t scalecom_updates_apply_cpu(const scalecom_tensor* tensors, int64_t count,
-                                   int32_t gradient_type, int32_t wire_type, float beta,
-                                   const scalecom_executor* executor) {
-  if (!beta_valid(beta) ||
-      !tensors_valid(tensors, count,
-                     kGradient | kResidual | kOffsets | kValues | kReduced | kOutput,
+                                   int32_t gradient_type, int32_t wire_type, float wire_limit,
+                                   float beta, const scalecom_executor* executor) {
+  if (!limit_valid(wire_limit) || !beta_valid(beta) ||
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kReduced | kOutput,
                      gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   const FinishOptions options =
-      finish_options(tensors, count, gradient_type, wire_type, beta);
+      finish_options(tensors, count, gradient_type, wire_type, wire_limit, beta);
   const auto filter = kernels().filter[gradient_type];
   const auto scatter = kernels().scatter[gradient_type];
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {

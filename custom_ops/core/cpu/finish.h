@@ -54,8 +54,9 @@ void filter(const scalecom_tensor& t, int64_t begin, int64_t end, const FinishOp
     selected.collect(t, start, start + size);
     for (int j = 0; j < selected.size; ++j) {
       const int32_t at = selected.position[j];
-      const float sent = wire_load(t.values, options.wire_type, selected.entry[j]);
-      const float unsent = (before[at] + to_float(gradient[at])) - sent;
+      const float p = before[at] + to_float(gradient[at]);
+      const float sent = wire_round(wire_limited(p, options.wire_limit), options.wire_type);
+      const float unsent = p - sent;
       residual[at] = forget * before[at] + options.beta * unsent;
     }
   }

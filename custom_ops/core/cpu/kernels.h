@@ -18,6 +18,7 @@ constexpr int64_t kBlock = 1024;
 
 struct FinishOptions {
   int32_t wire_type;
+  float wire_limit;
   float beta;
   bool stream;  // write the output past the cache
 };

@@ -116,6 +116,25 @@ inline void wire_store(void* array, int32_t type, int64_t index, float value) {
   }
 }
 
+// A finite value as gather limits it before it travels.
+inline float wire_limited(float value, float limit) {
+  const uint32_t bits = float_bits(value);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude >= 0x7f800000u || magnitude <= float_bits(limit)) return value;
+  return bits_float((bits & 0x80000000u) | float_bits(limit));
+}
+
+// What arrives of a value that travels.
+inline float wire_round(float value, int32_t type) {
+  float16 half;
+  bfloat16 brain;
+  switch (type) {
+    case SCALECOM_FLOAT16: from_float(value, &half); return to_float(half);
+    case SCALECOM_BFLOAT16: from_float(value, &brain); return to_float(brain);
+    default: return value;
+  }
+}
+
 }  // namespace scalecom
 
 #endif  // SCALECOM_CORE_CPU_NUMBER_H_

@@ -60,6 +60,20 @@ __device__ __forceinline__ void wire_store(void* array, int32_t type, int64_t i,
   }
 }
 
+// A finite value as gather limits it before it travels.
+__device__ __forceinline__ float wire_limited(float v, float limit) {
+  return isfinite(v) ? fminf(fmaxf(v, -limit), limit) : v;
+}
+
+// What arrives of a value that travels.
+__device__ __forceinline__ float wire_round(float v, int32_t type) {
+  switch (type) {
+    case SCALECOM_FLOAT16: return to_float(from_float<__half>(v));
+    case SCALECOM_BFLOAT16: return to_float(from_float<__nv_bfloat16>(v));
+    default: return v;
+  }
+}
+
 __device__ __forceinline__ int32_t key_of(float p) {
   return min(__float_as_int(p) & 0x7fffffff, kNanKey);
 }

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    gather(const List __grid_constant__ list, int32_t wire_type) {
+    gather(const List __grid_constant__ list, int32_t wire_type, float wire_limit) {
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const int64_t entry = unit.index * kThreads + threadIdx.x;
@@ -46,7 +46,11 @@ __global__ void __launch_bounds__(kThreads)
   const float p = element < 0 ? __int_as_float(0x7fc00000)
                               : __fadd_rn(t.residual[element],
                                           to_float(static_cast<const T*>(t.gradient)[element]));
-  wire_store(t.values, wire_type, entry, p);
+  wire_store(t.values, wire_type, entry, wire_limited(p, wire_limit));
+}
+
+__global__ void write_flag(const uint32_t* nonfinite, int32_t wire_type, void* flag) {
+  wire_store(flag, wire_type, 0, *nonfinite == 0 ? 0.0f : __int_as_float(kInfinityKey));
 }
 
 // First entry of the chunk-less layout (offsets increase) that is at least `element`: each
@@ -70,6 +74,7 @@ __device__ int64_t warp_lower_bound(const scalecom_tensor& t, int64_t begin, int
 
 struct FinishOptions {
   int32_t wire_type;
+  float wire_limit;
   float beta;
 };
 
@@ -161,8 +166,9 @@ __global__ void __launch_bounds__(kThreads)
       if (slot[i] == 0) continue;
       const int64_t entry = first + slot[i] - 1;
       if (kFilter) {
-        const float sent = wire_load(t.values, options.wire_type, entry);
-        const float unsent = __fsub_rn(__fadd_rn(m[v].lane[i], g[v].lane[i]), sent);
+        const float p = __fadd_rn(m[v].lane[i], g[v].lane[i]);
+        const float sent = wire_round(wire_limited(p, options.wire_limit), options.wire_type);
+        const float unsent = __fsub_rn(p, sent);
         residual.lane[i] = __fadd_rn(__fmul_rn(forget, m[v].lane[i]),
                                      __fmul_rn(options.beta, unsent));
       }
@@ -217,8 +223,10 @@ int32_t scalecom_gradients_check_cuda(const scalecom_tensor* tensors, int64_t co
 }
 
 int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t count,
-                                    int32_t gradient_type, int32_t wire_type, void* stream) {
-  if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kValues, gradient_type,
+                                    int32_t gradient_type, int32_t wire_type, float wire_limit,
+                                    void* stream) {
+  if (!limit_valid(wire_limit) ||
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kValues, gradient_type,
                      wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
@@ -228,21 +236,30 @@ int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t coun
   int32_t status = SCALECOM_OK;
   with_type(gradient_type, [&](auto zero) {
     status = launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
-      start_kernel(gather<decltype(zero)>, blocks, kThreads, stream, list, wire_type);
+      start_kernel(gather<decltype(zero)>, blocks, kThreads, stream, list, wire_type,
+                   wire_limit);
     });
   });
   return status;
 }
 
+int32_t scalecom_flag_write_cuda(const uint32_t* nonfinite, int32_t wire_type, void* flag,
+                                 void* stream) {
+  if (!flag_valid(nonfinite, wire_type, flag)) return SCALECOM_INVALID_ARGUMENT;
+  start_kernel(write_flag, 1, 1, stream, nonfinite, wire_type, flag);
+  return cudaPeekAtLastError() == cudaSuccess ? SCALECOM_OK : SCALECOM_DEVICE_ERROR;
+}
+
 int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t count,
-                                       int32_t gradient_type, int32_t wire_type, float beta,
-                                       void* stream) {
-  if (!beta_valid(beta) || !tensors_valid(tensors, count,
-                                          kGradient | kResidual | kOffsets | kValues,
-                                          gradient_type, wire_type)) {
+                                       int32_t gradient_type, int32_t wire_type, float wire_limit,
+                                       float beta, void* stream) {
+  if (!limit_valid(wire_limit) || !beta_valid(beta) ||
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type,
+                     wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return launch_finish<true, false>(tensors, count, gradient_type, {wire_type, beta}, stream);
+  return launch_finish<true, false>(tensors, count, gradient_type, {wire_type, wire_limit, beta},
+                                    stream);
 }
 
 int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t count,
@@ -250,19 +267,20 @@ int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t co
   if (!tensors_valid(tensors, count, kOffsets | kReduced | kOutput, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return launch_finish<false, true>(tensors, count, gradient_type, {wire_type, 1.0f}, stream);
+  return launch_finish<false, true>(tensors, count, gradient_type, {wire_type, 1.0f, 1.0f},
+                                    stream);
 }
 
 int32_t scalecom_updates_apply_cuda(const scalecom_tensor* tensors, int64_t count,
-                                    int32_t gradient_type, int32_t wire_type, float beta,
-                                    void* stream) {
-  if (!beta_valid(beta) ||
-      !tensors_valid(tensors, count,
-                     kGradient | kResidual | kOffsets | kValues | kReduced | kOutput,
+                                    int32_t gradient_type, int32_t wire_type, float wire_limit,
+                                    float beta, void* stream) {
+  if (!limit_valid(wire_limit) || !beta_valid(beta) ||
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kReduced | kOutput,
                      gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return launch_finish<true, true>(tensors, count, gradient_type, {wire_type, beta}, stream);
+  return launch_finish<true, true>(tensors, count, gradient_type, {wire_type, wire_limit, beta},
+                                   stream);
 }
 
 }  // extern "C"

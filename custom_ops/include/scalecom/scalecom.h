@@ -6,6 +6,7 @@
  *   select   offsets of the k largest |p| in each chunk
  *   check    is everything finite?
  *   gather   p at those offsets, in the type that travels
+ *   flag     one more value to travel: not finite if the gradients are not
  *   filter   residual' = residual + beta * gradient                            elsewhere
  *            residual' = (1 - beta) * residual + beta * (p - sent)             where selected
  *   scatter  output = reduced where selected, 0 elsewhere
@@ -29,6 +30,12 @@
  *   filter and scatter are otherwise taken to be distinct within a chunk.
  * - Conversions round to nearest even. A finite value stays finite: on its way to
  *   float16 or bfloat16 it saturates. NaN and infinity pass.
+ * - `sent` above is what gather wrote, to the bit, and is worked out again from gradient and
+ *   residual: the values may be reduced in place or be gone by then. So nothing changes
+ *   gradient or residual between gather and filter, and both get the same wire.
+ * - The wire is a type and a limit. Before its conversion a finite p becomes at most
+ *   wire_limit in magnitude, a number of that type, so that a sum of several stays finite;
+ *   wire_limit > 0, INFINITY for none.
  */
 #ifndef SCALECOM_SCALECOM_H_
 #define SCALECOM_SCALECOM_H_
@@ -86,7 +93,7 @@ typedef struct scalecom_tensor {
   const void* gradient; /* [elements], gradient type */
   float* residual;      /* [elements] */
   void* offsets;        /* [kept], offset_bytes each */
-  void* values;         /* [kept], wire type: what this process sends */
+  void* values;         /* [kept], wire type: what gather writes, to be sent */
   const void* reduced;  /* [kept], wire type: what came back from the reduction */
   void* output;         /* [elements], gradient type */
 } scalecom_tensor;
@@ -143,12 +150,19 @@ SCALECOM_API int32_t scalecom_gradients_check_cpu(const scalecom_tensor* tensors
 /* Reads gradient, residual, offsets; writes values, in wire_type (not FLOAT64). */
 SCALECOM_API int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, int64_t count,
                                                 int32_t gradient_type, int32_t wire_type,
+                                                float wire_limit,
                                                 const scalecom_executor* executor);
 
-/* Reads gradient, offsets, values; updates residual. 0 < beta <= 1. */
+/* Writes *flag, in wire_type: 0 if *nonfinite is 0, else infinity. It may lie behind the
+ * values of the last tensor and be reduced with them. */
+SCALECOM_API int32_t scalecom_flag_write_cpu(const uint32_t* nonfinite, int32_t wire_type,
+                                             void* flag);
+
+/* Reads gradient, offsets; updates residual. 0 < beta <= 1. */
 SCALECOM_API int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t count,
                                                    int32_t gradient_type, int32_t wire_type,
-                                                   float beta, const scalecom_executor* executor);
+                                                   float wire_limit, float beta,
+                                                   const scalecom_executor* executor);
 
 /* Reads offsets, reduced; writes output. */
 SCALECOM_API int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t count,
@@ -158,7 +172,8 @@ SCALECOM_API int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors
 /* residuals_filter and outputs_scatter in one pass. output may be gradient itself. */
 SCALECOM_API int32_t scalecom_updates_apply_cpu(const scalecom_tensor* tensors, int64_t count,
                                                 int32_t gradient_type, int32_t wire_type,
-                                                float beta, const scalecom_executor* executor);
+                                                float wire_limit, float beta,
+                                                const scalecom_executor* executor);
 
 #ifdef __cplusplus
 }

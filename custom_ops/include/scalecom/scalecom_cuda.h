@@ -2,7 +2,7 @@
  * promises, the same results to the bit.
  *
  * The list of tensors is in host memory and is read before the function returns; the
- * pointers in it, `nonfinite` and `workspace` are device memory. `stream` is a cudaStream_t.
+ * pointers in it, `nonfinite`, `flag` and `workspace` are device memory. `stream` is a cudaStream_t.
  * Work is queued on it and not waited for; errors of the work itself surface at the
  * caller's next synchronisation. A list is one launch (one for every 256 tensors); exact
  * selection is a fixed number of launches.
@@ -36,11 +36,14 @@ SCALECOM_API int32_t scalecom_gradients_check_cuda(const scalecom_tensor* tensor
 
 SCALECOM_API int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t count,
                                                  int32_t gradient_type, int32_t wire_type,
-                                                 void* stream);
+                                                 float wire_limit, void* stream);
+
+SCALECOM_API int32_t scalecom_flag_write_cuda(const uint32_t* nonfinite, int32_t wire_type,
+                                              void* flag, void* stream);
 
 SCALECOM_API int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t count,
                                                     int32_t gradient_type, int32_t wire_type,
-                                                    float beta, void* stream);
+                                                    float wire_limit, float beta, void* stream);
 
 SCALECOM_API int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t count,
                                                    int32_t gradient_type, int32_t wire_type,
@@ -48,7 +51,7 @@ SCALECOM_API int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensor
 
 SCALECOM_API int32_t scalecom_updates_apply_cuda(const scalecom_tensor* tensors, int64_t count,
                                                  int32_t gradient_type, int32_t wire_type,
-                                                 float beta, void* stream);
+                                                 float wire_limit, float beta, void* stream);
 
 #ifdef __cplusplus
 }
