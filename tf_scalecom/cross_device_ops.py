@@ -13,7 +13,7 @@ from tf_scalecom.layout import Layout
 
 # An exchange takes two rounds between workers, of about a millisecond: as long as this many bytes
 # take at 1 Gbit/s.
-_BUCKET_BYTES = 128 * 1024
+BUCKET_BYTES = 128 * 1024
 
 # Group keys of `for_devices`: clear of those that strategies count up from 1, one per instance.
 _local_group_keys = itertools.count(1 << 20)
@@ -40,7 +40,7 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
     @property
     def bucket_bytes(self) -> float:
         """Payload of the tensors that are exchanged together, at least; see `Layout.buckets`."""
-        return self._options.bytes_per_pack or _BUCKET_BYTES
+        return self._options.bytes_per_pack or BUCKET_BYTES
 
     @classmethod
     def for_devices(cls, devices: Sequence[str] | None = None) -> "ScaleComAllReduce":
