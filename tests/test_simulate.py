@@ -227,13 +227,26 @@ def test_learners_at_once_have_the_gradients_of_learners_in_turn():
     order = DataOrder(simulation.task.train_size, 19, config.batch_size, seed=0)
     batches = [simulation.task.batch(order.indices(0, i)) for i in range(19)]
     at_once, in_turn = (
-        LearnerGradients(simulation.task, simulation.model, 19, vectorized)(batches)
+        LearnerGradients(simulation.task, simulation.model, 19, vectorized=vectorized)(batches)
         for vectorized in (True, False)
     )
     assert at_once[0] == pytest.approx(in_turn[0], rel=1e-6)
     for own, expected in zip(at_once[1], in_turn[1], strict=True):
         for gradient, other in zip(own, expected, strict=True):
             np.testing.assert_allclose(gradient, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_the_sum_alone_is_the_sum_of_the_learners_gradients(vectorized):
+    task = LinearClasses()
+    model = task.build_model()
+    batches = [task.batch(range(8 * i, 8 * i + 8)) for i in range(19)]
+    loss, gradients = LearnerGradients(task, model, 19, vectorized=vectorized)(batches)
+    summed = LearnerGradients(task, model, 19, summed=True, vectorized=vectorized)
+    loss_of_sum, (sums,) = summed(batches)
+    assert loss_of_sum == pytest.approx(loss, rel=1e-6)
+    for total, parts in zip(sums, zip(*gradients, strict=True), strict=True):
+        np.testing.assert_allclose(total, tf.add_n(list(parts)), rtol=0, atol=1e-6)
 
 
 def test_models_with_state_of_their_own_train():

@@ -30,7 +30,9 @@ def main():
         simulation = Simulation(task, config)
         batches = [task.batch(range(8 * i, 8 * i + 8)) for i in range(learners)]
         contenders = [
-            functools.partial(LearnerGradients(task, simulation.model, learners, way), batches)
+            functools.partial(
+                LearnerGradients(task, simulation.model, learners, vectorized=way), batches
+            )
             for way in (False, True)
         ]
         contenders.append(simulation.advance)

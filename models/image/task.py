@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -16,15 +17,21 @@ EVALUATION_BATCH = 1_000
 
 
 class ImageTask:
-    """Classifies images; see `tf_scalecom.simulate.Task` for the meaning of its methods."""
+    """Classifies images; see `tf_scalecom.simulate.Task` for the meaning of its methods.
 
-    def __init__(self, data: image_data.ImageData):
+    Args:
+        data: the images.
+        network: takes nothing and returns a model of their logits.
+    """
+
+    def __init__(self, data: image_data.ImageData, network: Callable[[], keras.Model]):
         self._data = data
+        self._network = network
         self._mean, self._deviation = data.train_images.mean(), data.train_images.std()
         self.train_size = len(data.train_images)
 
     def build_model(self) -> keras.Model:
-        return convnet.build_convnet()
+        return self._network()
 
     def batch(self, indices):
         images = self._standardised(self._data.train_images[indices])
@@ -53,9 +60,9 @@ class ImageTask:
         return (pixels - np.float32(self._mean)) / np.float32(self._deviation)
 
 
-def build_task() -> ImageTask:
+def build_task(network: Callable[[], keras.Model] = convnet.build_convnet) -> ImageTask:
     """The task on the data that `train.py` takes, unpacked under `data/`."""
-    return ImageTask(image_data.load(pathlib.Path("data")))
+    return ImageTask(image_data.load(pathlib.Path("data")), network)
 
 
 def _mean_loss(labels, logits):

@@ -53,16 +53,20 @@ class Simulation:
         )
         self._schedule = schedules.LayoutSchedule(config, self._weights)
         self.method = build_method(self._schedule.final, config)
+        # Plain sums need no learner's own gradient.
+        is_dense = config.method == "dense"
         self._velocities = []
         if config.momentum and config.momentum_placement == "before":
             shapes = [v.shape for v in self._weights]
-            self._velocities = zero_residuals(config.learners, shapes)
+            self._velocities = zero_residuals(1 if is_dense else config.learners, shapes)
         self._order = DataOrder(task.train_size, config.learners, config.batch_size, config.seed)
-        self._gradients = LearnerGradients(task, self.model, config.learners)
+        self._gradients = LearnerGradients(task, self.model, config.learners, summed=is_dense)
         self._selection_quality = None
 
     def gradients(self) -> tuple[float, list[list[tf.Tensor]]]:
         """This step's mean loss and gradients [learner][variable], each times 1/n.
+
+        Of method dense, their sum as if there were one learner.
 
         Raises:
           Diverged: the loss is not finite.
@@ -168,5 +172,6 @@ class Simulation:
 def _inner_optimizer(config: SimulationConfig) -> keras.optimizers.Optimizer:
     if config.optimizer == "adam":
         return keras.optimizers.Adam(config.learning_rate)
-    after = config.momentum if config.momentum_placement == "after" else 0.0
+    # Keras takes no integer for a momentum, as the command line gives for "0".
+    after = float(config.momentum) if config.momentum_placement == "after" else 0.0
     return keras.optimizers.SGD(config.learning_rate, momentum=after)
