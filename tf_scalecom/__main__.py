@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tf_scalecom import launcher
+from tf_scalecom.plan import command as plan_command
 from tf_scalecom.simulate import command as simulate_command
 
 
@@ -15,6 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_run(commands)
     _add_simulate(commands)
+    _add_plan(commands)
     args = parser.parse_args(arguments)
     return args.run_command(args)
 
@@ -80,6 +82,16 @@ def _add_simulate(commands) -> None:
     )
     simulate_command.add_arguments(parser)
     parser.set_defaults(run_command=lambda args: simulate_command.simulate(parser, args))
+
+
+def _add_plan(commands) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="predict step time and traffic on a cluster",
+        description=plan_command.DESCRIPTION,
+    )
+    plan_command.add_arguments(parser)
+    parser.set_defaults(run_command=lambda args: plan_command.plan(parser, args))
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:

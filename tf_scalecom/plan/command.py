@@ -1,0 +1,225 @@
+"""`python -m tf_scalecom plan`: options, and the answer as text, JSON or a picture."""
+
+import argparse
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+
+from tf_scalecom.compression import CompressionConfig
+from tf_scalecom.cross_device_ops import BUCKET_BYTES
+from tf_scalecom.layout import Layout
+from tf_scalecom.plan import measure, plots
+from tf_scalecom.plan.advice import advice
+from tf_scalecom.plan.forecast import Forecast, Scenario, forecasts
+from tf_scalecom.plan.load import load_model
+from tf_scalecom.plan.performance import Cluster
+
+DESCRIPTION = (
+    "Predict step time and traffic of a model on a cluster, with dense and compressed gradients, "
+    "from the bytes that must move and the speeds given or measured here. docs/plan.md has the "
+    "equations and what they leave out."
+)
+_VALUE_DTYPES = ("float32", "bfloat16")
+_GBIT = 1e9 / 8  # bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds all options of the command."""
+    parser.add_argument("model", help="a .keras file, or module:function that returns the model")
+    parser.add_argument("-n", "--num-workers", type=_count, required=True, metavar="W",
+                        help="workers, each with a link of its own")
+    parser.add_argument("--gbits", type=_positive, required=True, metavar="G",
+                        help="bandwidth of a worker's link, Gbit/s")
+    parser.add_argument("--latency-us", type=_not_negative, default=100.0, metavar="L",
+                        help="time of a small message between workers, runtime included, "
+                        "microseconds; default: %(default)g")
+    compute = parser.add_mutually_exclusive_group(required=True)
+    compute.add_argument("--batch", type=_count, metavar="B",
+                         help="samples per replica and step: measure the step here")
+    compute.add_argument("--compute-ms", type=_positive, metavar="T",
+                         help="or: time of a replica's step with nothing exchanged, milliseconds")
+    parser.add_argument("--ratios", type=_ratios, default=[25.0, 100.0, 400.0], metavar="R,R",
+                        help='compression ratios, or "auto"; default: 25,100,400')
+    parser.add_argument("--memory-gbytes", type=_positive, metavar="M",
+                        help="bandwidth of a replica's memory, GB/s; default: measured here")
+    parser.add_argument("--host-ns", type=_not_negative, default=0.0, metavar="H",
+                        help="time that the runtime spends on a byte sent, nanoseconds; "
+                        "default: %(default)g")
+    parser.add_argument("--replicas-per-worker", type=_count, default=1, metavar="R",
+                        help="default: %(default)s")
+    parser.add_argument("--inside-gbits", type=_positive, metavar="I",
+                        help="bandwidth between the replicas of a worker, Gbit/s")
+    parser.add_argument("--bytes-per-pack", type=_count, default=BUCKET_BYTES, metavar="BYTES",
+                        help="as in CommunicationOptions; default: the package's, %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON, in SI units")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE",
+                        help="draw 1 to 400 Gbit/s and 8 to 10,000 workers; needs matplotlib")
+
+
+def plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    """Predicts what the arguments ask for; returns the exit code."""
+    inside_gbits = args.inside_gbits or math.inf
+    if args.replicas_per_worker > 1 and not args.gbits <= inside_gbits < math.inf:
+        parser.error(
+            "expected --inside-gbits, not less than --gbits, for several replicas per worker; "
+            f"received {args.inside_gbits}: give the bandwidth between them"
+        )
+    if args.plot and plots.pyplot() is None:
+        parser.error("expected matplotlib for --plot; received none: pip install matplotlib")
+    try:
+        model = load_model(args.model)
+        layouts = _layouts(model.trainable_variables, args.ratios)
+        compute_seconds = (
+            measure.step_seconds(model, args.batch) if args.batch else args.compute_ms / 1e3
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    memory = args.memory_gbytes * 1e9 if args.memory_gbytes else measure.memory_bytes_per_second()
+    cluster = Cluster(
+        workers=args.num_workers,
+        link_bytes_per_second=args.gbits * _GBIT,
+        message_seconds=args.latency_us / 1e6,
+        memory_bytes_per_second=memory,
+        host_seconds_per_byte=args.host_ns / 1e9,
+        replicas_per_worker=args.replicas_per_worker,
+        inside_bytes_per_second=inside_gbits * _GBIT,
+    )
+    scenario = Scenario(layouts, cluster, compute_seconds, args.bytes_per_pack)
+    print(_json(scenario, args) if args.json else _text(scenario, args))
+    if args.plot:
+        plots.draw(scenario, args.plot)
+    return 0
+
+
+def _layouts(variables, ratios) -> tuple[tuple[str, Layout], ...]:
+    """A plan for each ratio and dtype of values, as `ScaleComOptimizer` would make it."""
+    layouts = []
+    for ratio in ratios:
+        for dtype in _VALUE_DTYPES:
+            name = ratio if ratio == "auto" else f"{ratio:g}x"
+            config = CompressionConfig(ratio, 1.0, (), "chunk", 1, dtype)
+            layouts.append((name if dtype == "float32" else f"{name} {dtype}",
+                            config.layout(variables)))
+    return tuple(layouts)
+
+
+def _text(scenario, args):
+    cluster = scenario.cluster
+    source = f"measured here, batch {args.batch}" if args.batch else "given"
+    memory = "given" if args.memory_gbytes else "measured here"
+    replicas = (
+        f" of {cluster.replicas_per_worker} replicas" if cluster.replicas_per_worker > 1 else ""
+    )
+    elements = sum(tensor.elements for tensor in scenario.layouts[0][1].tensors)
+    lines = [
+        f"{args.model}: {elements:,} trainable weights; {cluster.workers:,} workers{replicas}, "
+        f"{args.gbits:g} Gbit/s, {args.latency_us:g} us a message",
+        f"compute {1e3 * scenario.compute_seconds:.3g} ms ({source}), "
+        f"memory {cluster.memory_bytes_per_second / 1e9:.3g} GB/s ({memory})",
+        "",
+        _table(forecasts(scenario)),
+        "",
+        *advice(scenario),
+    ]
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Forecast]) -> str:
+    header = ("method", "MB sent", "step ms", "compute", "kernels", "transfer", "latency",
+              "times as fast", "if below Gbit/s")
+    lines = [header, *map(_line, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]),
+                   *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    )
+
+
+def _line(row):
+    time = row.time
+    seconds = (
+        time.step_seconds,
+        time.compute_seconds,
+        time.kernel_seconds,
+        time.inside_seconds + time.wire_seconds + time.host_seconds,
+        time.latency_seconds,
+    )
+    bandwidth = row.break_even_bytes_per_second
+    return (
+        row.method,
+        f"{row.exchange.sent_bytes / 1e6:.3f}",
+        *(f"{1e3 * s:.2f}" for s in seconds),
+        f"{row.speed_up:.2f}",
+        "any" if math.isinf(bandwidth) else f"{bandwidth / _GBIT:.3g}" if bandwidth else "-",
+    )
+
+
+def _json(scenario, args):
+    """All numbers; a break-even bandwidth of null is one without a bound."""
+    methods = []
+    for row in forecasts(scenario):
+        methods.append({
+            "method": row.method,
+            "hierarchical": row.hierarchical,
+            **dataclasses.asdict(row.exchange),
+            **dataclasses.asdict(row.time),
+            "step_seconds": row.time.step_seconds,
+            "speed_up": row.speed_up,
+            "break_even_bytes_per_second": _finite(row.break_even_bytes_per_second),
+        })
+    cluster = {name: _finite(v) for name, v in dataclasses.asdict(scenario.cluster).items()}
+    return json.dumps(
+        {
+            "model": args.model,
+            "compute_seconds": scenario.compute_seconds,
+            "compute_measured": args.batch is not None,
+            "bucket_bytes": scenario.bucket_bytes,
+            "cluster": cluster,
+            "methods": methods,
+            "advice": advice(scenario),
+        },
+        indent=1,
+        allow_nan=False,
+    )
+
+
+def _finite(number):
+    return None if math.isinf(number) else number
+
+
+def _ratios(text: str) -> list:
+    return [part if part == "auto" else _number(part, least=1.0) for part in text.split(",")]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number, 1 or more, received {text!r}: correct it"
+        )
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    number = _number(text, least=0.0)
+    if number == 0:
+        raise argparse.ArgumentTypeError(f"expected more than 0, received {text!r}: correct it")
+    return number
+
+
+def _not_negative(text: str) -> float:
+    return _number(text, least=0.0)
+
+
+def _number(text: str, least: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"expected a number, {least:g} or more, received {text!r}: correct it"
+        )
+    return number

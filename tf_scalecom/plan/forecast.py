@@ -1,0 +1,76 @@
+"""Every way to exchange a model's gradients on one cluster, in numbers."""
+
+import dataclasses
+
+from tf_scalecom.layout import Layout
+from tf_scalecom.plan import performance
+from tf_scalecom.plan.performance import Cluster, Exchange, StepTime
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What to predict.
+
+    Attributes:
+      layouts: plans of one model, of one or more ratios and dtypes of values.
+      cluster: on what.
+      compute_seconds: of a step with nothing exchanged.
+      bucket_bytes: as in `Layout.buckets`.
+    """
+
+    layouts: tuple[tuple[str, Layout], ...]
+    cluster: Cluster
+    compute_seconds: float
+    bucket_bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """One way to exchange gradients.
+
+    Attributes:
+      method: its name.
+      layout: the plan; None for one that has none.
+      hierarchical: whether a worker's replicas sum first.
+      exchange: what it moves.
+      time: seconds of a step.
+      speed_up: step time of dense float32 / its own.
+      break_even_bytes_per_second: of a link, below which it is faster than dense float32; 0:
+        never, infinity: at any.
+    """
+
+    method: str
+    layout: Layout | None
+    hierarchical: bool
+    exchange: Exchange
+    time: StepTime
+    speed_up: float
+    break_even_bytes_per_second: float
+
+
+def forecasts(scenario: Scenario) -> list[Forecast]:
+    """Dense float32, dense float16, then each layout; each hierarchical, too, with replicas."""
+    cluster, layouts = scenario.cluster, scenario.layouts
+    model = layouts[0][1]
+    dense = performance.dense_exchange(model, cluster)
+    ways = [
+        ("dense", None, False, dense),
+        ("dense float16", None, False, performance.float16_exchange(model, cluster)),
+    ]
+    for name, layout in layouts:
+        exchange = performance.compressed_exchange(layout, cluster, scenario.bucket_bytes)
+        ways.append((name, layout, False, exchange))
+    if cluster.replicas_per_worker > 1:
+        for name, layout in layouts:
+            exchange = performance.hierarchical_exchange(layout, cluster, scenario.bucket_bytes)
+            ways.append((f"{name}, hierarchical", layout, True, exchange))
+    times = [performance.step_time(way[-1], cluster, scenario.compute_seconds) for way in ways]
+    return [
+        Forecast(
+            *way,
+            time,
+            times[0].step_seconds / time.step_seconds,
+            performance.break_even_bytes_per_second(way[-1], dense, cluster),
+        )
+        for way, time in zip(ways, times, strict=True)
+    ]

@@ -1,0 +1,93 @@
+"""What a plan needs to know of a machine, measured on this one."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+_SECONDS = 2.0
+_LEAST_RUNS = 5
+_MEMORY_ELEMENTS = 25_000_000  # 100 MB: far larger than caches
+
+
+def step_seconds(model: keras.Model, batch: int) -> float:
+    """Median time of a training step of one replica, nothing exchanged.
+
+    Forward, backward and update, by the model's optimizer if it is compiled, else by SGD. The data
+    are random numbers, and zeros for integers; the loss is the mean square of all outputs. The
+    model's weights change.
+
+    Args:
+      model: built, with inputs whose sizes are known but for the batch.
+      batch: samples per step.
+
+    Raises:
+      ValueError: the inputs' sizes or dtypes do not say what to feed.
+    """
+    inputs = tf.nest.map_structure(lambda tensor: _sample(tensor, batch), _inputs(model))
+    optimizer = getattr(model, "optimizer", None) or keras.optimizers.SGD(0.0)
+    variables = model.trainable_variables
+    optimizer.build(variables)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            outputs = tf.nest.flatten(model(inputs, training=True))
+            loss = sum(tf.reduce_mean(tf.square(tf.cast(y, tf.float32))) for y in outputs)
+            scaled = optimizer.scale_loss(loss)
+        optimizer.apply(tape.gradient(scaled, variables), variables)
+        return loss
+
+    return _median_seconds(lambda: step().numpy())
+
+
+def memory_bytes_per_second() -> float:
+    """Bytes that an addition in place reads and writes per second, on the device that trains."""
+    total = tf.Variable(tf.zeros([_MEMORY_ELEMENTS]))
+    addend = tf.Variable(tf.zeros([_MEMORY_ELEMENTS]))
+
+    @tf.function
+    def add():
+        total.assign_add(addend)
+        return total[0]
+
+    return 3 * 4 * _MEMORY_ELEMENTS / _median_seconds(lambda: add().numpy())
+
+
+def _median_seconds(run: Callable[[], object]) -> float:
+    """Median of as many runs as fit in two seconds; `run` returns when it is done."""
+    run()  # traces
+    run()  # creates what the first step of an optimizer creates
+    times, end = [], time.perf_counter() + _SECONDS
+    for number in itertools.count():
+        start = time.perf_counter()
+        if start > end and number >= _LEAST_RUNS:
+            return statistics.median(times)
+        run()
+        times.append(time.perf_counter() - start)
+
+
+def _inputs(model):
+    """Symbolic inputs, in the structure that the model takes."""
+    try:
+        return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    except (AttributeError, ValueError):
+        raise ValueError(
+            "plan: expected a functional or sequential model, to measure its step; received "
+            f"{type(model).__name__}, which does not say what it takes. Measure it yourself, and "
+            "give --compute-ms."
+        ) from None
+
+
+def _sample(symbol, batch):
+    shape, dtype = (batch, *symbol.shape[1:]), tf.as_dtype(symbol.dtype)
+    if None in shape or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        raise ValueError(
+            "plan: expected inputs of numbers, of sizes known but for the batch, to measure a "
+            f"step; received {symbol.name} of shape {symbol.shape} and dtype {dtype.name}. Measure "
+            "it yourself, and give --compute-ms."
+        )
+    return tf.random.normal(shape, dtype=dtype) if dtype.is_floating else tf.zeros(shape, dtype)

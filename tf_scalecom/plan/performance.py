@@ -1,0 +1,233 @@
+"""The performance model: what a training step moves, and how long that takes on a cluster.
+
+    step = compute + kernels + inside + wire + host + latency
+
+    compute  forward, backward and update, nothing exchanged
+    kernels  bytes that select, check, filter and scatter must move / memory bandwidth
+    inside   bytes through a worker's first replica / bandwidth inside a worker (hierarchical)
+    wire     bytes that pass one link one after another / bandwidth of a link
+    host     the same bytes * time that the runtime spends on a byte
+    latency  messages that wait for one another * time of a message
+
+Nothing is hidden behind anything else. The bytes are those of `compression_report`; no tensors and
+no TensorFlow here.
+"""
+
+import dataclasses
+import math
+
+from tf_scalecom.layout import Layout, TensorLayout
+from tf_scalecom.report import compression_report
+
+_RESIDUAL_BYTES = 4  # float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Workers, and what moving something costs them.
+
+    Attributes:
+      workers: W, processes with a link each.
+      link_bytes_per_second: what a worker can send through its link, and receive meanwhile.
+      message_seconds: from sending a small message to its arrival, the runtime's part included.
+      memory_bytes_per_second: bytes that a copy reads and writes, of one replica's memory.
+      host_seconds_per_byte: what the runtime spends on a byte sent: copies, sums, system calls.
+      replicas_per_worker: R; W * R replicas train.
+      inside_bytes_per_second: between the replicas of a worker; at least as fast as the link.
+    """
+
+    workers: int
+    link_bytes_per_second: float
+    message_seconds: float
+    memory_bytes_per_second: float
+    host_seconds_per_byte: float = 0.0
+    replicas_per_worker: int = 1
+    inside_bytes_per_second: float = math.inf
+
+    @property
+    def replicas(self) -> int:
+        return self.workers * self.replicas_per_worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """What one step's exchange must move, whatever the speeds.
+
+    Attributes:
+      sent_bytes: sent by a replica (hierarchical: by a worker), mean over a cycle of leaders.
+      path_bytes: bytes that pass a link one after another until the last worker has its sums.
+      messages: how many messages wait for one another meanwhile.
+      kernel_bytes: read and written in the memory of a replica, mean over a cycle of leaders.
+      inside_bytes: bytes that pass a link inside a worker, one after another.
+    """
+
+    sent_bytes: float
+    path_bytes: float
+    messages: int
+    kernel_bytes: float = 0.0
+    inside_bytes: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step, by cause; see the module."""
+
+    compute_seconds: float
+    kernel_seconds: float
+    inside_seconds: float
+    wire_seconds: float
+    host_seconds: float
+    latency_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(dataclasses.astuple(self))
+
+
+def step_time(exchange: Exchange, cluster: Cluster, compute_seconds: float) -> StepTime:
+    """How long a step with this exchange takes."""
+    # The ring of a single worker passes no link.
+    link = cluster.link_bytes_per_second if cluster.workers > 1 else cluster.inside_bytes_per_second
+    return StepTime(
+        compute_seconds=compute_seconds,
+        kernel_seconds=exchange.kernel_bytes / cluster.memory_bytes_per_second,
+        inside_seconds=exchange.inside_bytes / cluster.inside_bytes_per_second,
+        wire_seconds=exchange.path_bytes / link,
+        host_seconds=exchange.path_bytes * cluster.host_seconds_per_byte,
+        latency_seconds=exchange.messages * cluster.message_seconds,
+    )
+
+
+def break_even_bytes_per_second(contender: Exchange, dense: Exchange, cluster: Cluster) -> float:
+    """The bandwidth of a link below which the contender's step is the shorter one.
+
+    Returns:
+      0 if it never is, infinity if it is at any bandwidth.
+    """
+    saved_bytes = dense.path_bytes - contender.path_bytes
+    unlimited = dataclasses.replace(cluster, link_bytes_per_second=math.inf)
+    lost_seconds = (
+        step_time(contender, unlimited, 0.0).step_seconds
+        - step_time(dense, unlimited, 0.0).step_seconds
+    )
+    if saved_bytes <= 0:
+        return 0.0
+    return saved_bytes / lost_seconds if lost_seconds > 0 else math.inf
+
+
+def dense_exchange(layout: Layout, cluster: Cluster) -> Exchange:
+    """Everything travels as it is: one ring all-reduce for each dtype."""
+    plan, n = layout.without_compression(), cluster.replicas
+    sent = compression_report(plan, n, broadcasts=True).bytes_sent
+    return Exchange(sent, sent, len({t.dtype for t in plan.tensors}) * _ring_messages(n))
+
+
+def float16_exchange(layout: Layout, cluster: Cluster) -> Exchange:
+    """As dense, with wider gradients cast to float16 before, and back after."""
+    if cluster.replicas == 1:
+        return dense_exchange(layout, cluster)
+    wide = [i for i, t in enumerate(layout.tensors) if t.dtype in ("float32", "float64")]
+    tensors = list(layout.tensors)
+    for i in wide:
+        tensors[i] = dataclasses.replace(tensors[i], dtype="float16")
+    exchange = dense_exchange(dataclasses.replace(layout, tensors=tuple(tensors)), cluster)
+    # Both casts read one of the two and write the other.
+    cast_bytes = sum(2 * (_gradient_bytes(layout.tensors[i]) + _gradient_bytes(tensors[i]))
+                     for i in wide)
+    return dataclasses.replace(exchange, kernel_bytes=cast_bytes)
+
+
+def compressed_exchange(layout: Layout, cluster: Cluster, bucket_bytes: float) -> Exchange:
+    """CLT-k among all replicas: of each bucket the offsets by broadcast, the values by a ring.
+
+    Args:
+      layout: the plan; where it compresses nothing this is `dense_exchange`.
+      cluster: its numbers of workers and replicas.
+      bucket_bytes: as in `Layout.buckets`.
+    """
+    n = cluster.replicas
+    if n == 1 or not layout.compressed:
+        return dense_exchange(layout, cluster)
+    report = compression_report(layout, n, broadcasts=True, bucket_bytes=bucket_bytes)
+    buckets = [layout.subset(positions) for positions in layout.buckets(bucket_bytes)]
+    offset_bytes = 4 * sum(bucket.offset_words for bucket in buckets)
+    between, inside = _Tree(cluster.workers), _Tree(cluster.replicas_per_worker)
+    # The report has the offsets at what a replica sends on average; on the way to the last worker
+    # they pass as many links as the tree is deep.
+    values_bytes = report.bytes_sent - offset_bytes * (n - 1) / n
+    return Exchange(
+        sent_bytes=report.bytes_sent,
+        path_bytes=values_bytes + offset_bytes * between.sends,
+        messages=sum(
+            len(_dtypes(bucket)) * _ring_messages(n) + bool(bucket.compressed) * between.depth
+            for bucket in buckets
+        ),
+        kernel_bytes=_kernel_bytes(layout, n),
+        inside_bytes=offset_bytes * inside.sends,
+    )
+
+
+def hierarchical_exchange(layout: Layout, cluster: Cluster, bucket_bytes: float) -> Exchange:
+    """The replicas of a worker sum their gradients on the first one, which exchanges with others.
+
+    Args:
+      layout, bucket_bytes: as in `compressed_exchange`.
+      cluster: of several replicas per worker.
+    """
+    between = dataclasses.replace(cluster, replicas_per_worker=1)
+    exchange = compressed_exchange(layout, between, bucket_bytes)
+    gradient_bytes = sum(map(_gradient_bytes, layout.tensors))
+    others = cluster.replicas_per_worker - 1
+    return dataclasses.replace(
+        exchange,
+        # Reads its own and all others' gradients, writes the sum.
+        kernel_bytes=exchange.kernel_bytes + (others + 2) * gradient_bytes,
+        # All come in through the first replica's link, and the results leave through it.
+        inside_bytes=exchange.inside_bytes + 2 * others * gradient_bytes,
+    )
+
+
+class _Tree:
+    """TensorFlow's broadcast: node r passes on to nodes 2r + 1 and 2r + 2, which share its link.
+
+    Attributes:
+      depth: messages on the longest way from the root.
+      sends: copies that leave the nodes of that way, one after another.
+    """
+
+    def __init__(self, nodes: int):
+        self.depth = self.sends = node = 0
+        while (first := 2 * node + 1) < nodes:
+            self.depth += 1
+            self.sends += 2 if first + 1 < nodes else 1
+            node = first
+
+
+def _ring_messages(n: int) -> int:
+    """A ring passes n pieces round twice, but for the last step of each: summed, then whole."""
+    return 2 * (n - 1)
+
+
+def _dtypes(bucket: Layout) -> set[str]:
+    """Dtypes of what a bucket reduces: each is a ring of its own."""
+    values = {bucket.value_dtype} if bucket.compressed else set()
+    return values | {bucket.tensors[i].dtype for i in bucket.dense}
+
+
+def _kernel_bytes(layout: Layout, n: int) -> float:
+    """Read or written per step: the mean over a cycle of leaders, one of n.
+
+    The leader's select reads gradient and residual. All read the gradient to check it, both to
+    filter, and write the residual and the dense sum. What gather touches is 1 / compression_ratio
+    of that, and left out.
+    """
+    total = 0.0
+    for position in layout.compressed:
+        tensor = layout.tensors[position]
+        gradient, residual = _gradient_bytes(tensor), _RESIDUAL_BYTES * tensor.elements
+        total += (gradient + residual) / n + gradient + (gradient + residual) + residual + gradient
+    return total
+
+
+def _gradient_bytes(tensor: TensorLayout) -> int:
+    return dataclasses.replace(tensor, compression_ratio=1.0).payload("float32")
