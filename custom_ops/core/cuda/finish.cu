@@ -80,8 +80,9 @@ struct FinishOptions {
 
 // Filter and scatter of one tile. Slot e of shared memory says which entry selected element
 // e of the tile, if any: every element is then read and written once, by one thread.
+// Three blocks a multiprocessor: for a fourth, ptxas would spill.
 template <typename T, bool kFilter, bool kScatter>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 3)
     finish(const List __grid_constant__ list, FinishOptions options) {
   alignas(16) __shared__ uint16_t slots[kTile];
   __shared__ int64_t found[2];
