@@ -165,8 +165,7 @@ def grow(strategy, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_memory_is_flat(cluster, num_workers):
-    """TensorFlow's own keys would leak 50 MB in these 2,000 steps."""
-    for growth in cluster(num_workers).run(grow, 2000, timeout=400):
+def test_memory_is_flat(cluster):
+    """TensorFlow's own keys would leak 25 MB in these 1,000 steps."""
+    for growth in cluster(3).run(grow, 1000, timeout=300):
         assert growth < 5
