@@ -10,6 +10,9 @@ from absl import logging
 from tf_scalecom import training_state
 from tf_scalecom.agreement import check_alike, differences
 from tf_scalecom.backup import BackupError, BackupFolder
+from tf_scalecom.monitor import CompressionMonitor
+
+__all__ = ["BackupAndRestore", "CompressionMonitor", "chief_only"]
 
 # Callbacks that change the course of training, which must be the same on all workers.
 _CHANGE_TRAINING = (
@@ -78,10 +81,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._folder = BackupFolder(
             self.backup_dir,
             rank=0 if workers is None else workers.rank,
-            gather=(lambda value: [value]) if workers is None else workers.gather,
+            gather=(lambda value, _: [value]) if workers is None else workers.gather,
         )
         self._folder.check_shared()
-        self._build()
+        training_state.build_optimizer(self.model)  # without variables, nothing to restore
         self._epoch = 0
         self._batches = 0
         self._restore()
@@ -107,13 +110,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.model._initial_epoch = None
         if self.delete_checkpoint:
             self._folder.delete()
-
-    def _build(self):
-        """Before there are variables, there is nothing to restore."""
-        optimizer = self.model.optimizer
-        if not optimizer.built:
-            with self.model.distribute_strategy.scope():
-                optimizer.build(self.model.trainable_variables)
 
     def _save(self, epoch):
         meta = {"epoch": epoch, **training_state.describe(self.model)}

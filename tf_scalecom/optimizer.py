@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_scalecom import hierarchy
 from tf_scalecom.agreement import hyper_parameters
 from tf_scalecom.compression import CompressionConfig, check_hierarchical, check_warmup_steps
+from tf_scalecom.gradient_norm import GradientNorm
 from tf_scalecom.report import CompressionReport, compression_report
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.supported import check_inner, check_strategy, check_takes_zeros
@@ -170,6 +171,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             self._skipped_steps,
             self.warmup_steps,
             SkipWarning(_SKIP_ADVICE),
+            GradientNorm(),
             self.hierarchical,
         )
         self.inner_optimizer.build(variables)
@@ -234,12 +236,21 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         """Number of steps skipped for a gradient that was not finite on some replica."""
         return self._skipped_steps
 
-    def compression_report(self, num_replicas: int | None = None) -> CompressionReport:
+    @property
+    def gradient_norm(self) -> GradientNorm:
+        """Measures the gradients of the variables that have a residual, once it is told to."""
+        self._check_built("gradient_norm")
+        return self._state.gradient_norm
+
+    def compression_report(
+        self, num_replicas: int | None = None, *, warmup: bool = False
+    ) -> CompressionReport:
         """What a step sends, by variable and in total.
 
         Args:
           num_replicas: replicas to count for; by default those of the strategy in use, or its
             workers if the exchange is hierarchical.
+          warmup: count a step of the warm-up, in which all gradients travel dense.
         """
         self._check_built("compression_report()")
         strategy = self._distribution_strategy
@@ -253,8 +264,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 f"{num_replicas!r}. Leave it out for the current strategy."
             )
         ops = scalecom_ops(strategy)
+        layout = self._state.layout
         return compression_report(
-            self._state.layout,
+            layout.without_compression() if warmup else layout,
             replicas,
             broadcasts=ops is not None,
             bucket_bytes=None if ops is None else ops.bucket_bytes,
@@ -370,3 +382,10 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             config.pop("inner_optimizer"), custom_objects=custom_objects
         )
         return cls(inner, **config)
+
+
+def scalecom_optimizer(optimizer: keras.optimizers.Optimizer) -> ScaleComOptimizer | None:
+    """The `ScaleComOptimizer` that an optimizer is or has inside; None without one."""
+    while optimizer is not None and not isinstance(optimizer, ScaleComOptimizer):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return optimizer

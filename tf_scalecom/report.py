@@ -37,7 +37,7 @@ class CompressionReport:
 
     @property
     def ratio(self) -> float:
-        return _ratio(self.bytes_dense, self.bytes_sent)
+        return bytes_ratio(self.bytes_dense, self.bytes_sent)
 
     def __str__(self) -> str:
         header = ("variable", "shape", "elements", "kept", "dense B", "sent B", "ratio")
@@ -110,10 +110,12 @@ def _row(tensor: TensorLayout, value_dtype: str, ring: float, offsets: float) ->
     else:
         value_bytes, offset_bytes = WIRE_BYTES[value_dtype], tensor.offset_bytes
         sent = tensor.kept * (value_bytes * ring + offset_bytes * offsets)
+    ratio = bytes_ratio(dense, sent)
     return CompressionRow(
-        tensor.path, tensor.shape, tensor.elements, tensor.kept, _ratio(dense, sent), dense, sent
+        tensor.path, tensor.shape, tensor.elements, tensor.kept, ratio, dense, sent
     )
 
 
-def _ratio(dense: float, sent: float) -> float:
+def bytes_ratio(dense: float, sent: float) -> float:
+    """dense / sent; 1 where nothing is sent."""
     return dense / sent if sent else 1.0

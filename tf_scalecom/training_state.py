@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_scalecom.agreement import hyper_parameters
-from tf_scalecom.optimizer import ScaleComOptimizer
+from tf_scalecom.optimizer import scalecom_optimizer
 
 State = Mapping[str, Sequence[np.ndarray]]
 
@@ -56,13 +56,21 @@ def describe(model: keras.Model) -> dict:
     return {"variables": variables, "optimizer": hyper_parameters(config)}
 
 
+def build_optimizer(model: keras.Model) -> None:
+    """Gives the optimizer of a compiled model its variables, if it has none yet."""
+    if not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+
+
 def is_residual(name: str) -> bool:
     """Whether a name is that of a residual: different on all replicas, and their sum counts."""
     return name.startswith("residual.")
 
 
 def _replicas(model) -> dict[str, tuple[tf.Variable, ...]]:
-    residuals = _residuals(model.optimizer)
+    scalecom = scalecom_optimizer(model.optimizer)
+    residuals = [] if scalecom is None else scalecom.residual_variables
     apart = {id(residual) for residual in residuals}
     lists = {
         "model": model.variables,
@@ -75,9 +83,3 @@ def _replicas(model) -> dict[str, tuple[tf.Variable, ...]]:
         for kind, variables in lists.items()
         for place, variable in enumerate(variables)
     }
-
-
-def _residuals(optimizer):
-    while optimizer is not None and not isinstance(optimizer, ScaleComOptimizer):
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    return [] if optimizer is None else list(optimizer.residual_variables)

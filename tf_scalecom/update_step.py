@@ -16,6 +16,7 @@ from absl import logging
 from tf_scalecom import algorithm, hierarchy
 from tf_scalecom.communicator import ListCommunicator, StrategyCommunicator, per_replica
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
+from tf_scalecom.gradient_norm import GradientNorm
 from tf_scalecom.layout import Layout
 from tf_scalecom.skip_warning import SkipWarning
 
@@ -31,6 +32,7 @@ class CompressionState:
       skipped_steps: integer variable, counts updates skipped for a gradient that was not finite.
       warmup_steps: updates at the start whose gradients travel dense.
       skip_warning: is told of each update that is skipped.
+      gradient_norm: is shown the gradients of each update.
       hierarchical: whether the replicas of a worker sum their gradients before the exchange; each
         residual is then one variable per worker.
     """
@@ -40,6 +42,7 @@ class CompressionState:
     skipped_steps: keras.Variable
     warmup_steps: int
     skip_warning: SkipWarning
+    gradient_norm: GradientNorm
     hierarchical: bool
 
 
@@ -96,6 +99,9 @@ class UpdateStep:
             # Also before a skip: what is not finite must not stay.
             accumulator.assign(tf.zeros_like(accumulator))
         gradients = _by_replica(strategy, local)
+        self._state.gradient_norm.measure(
+            self._inner.iterations, lambda: self._with_residual(gradients)
+        )
         residuals = [self._state.residuals[self._positions[i]] for i in self._layout.compressed]
         residuals = _parts_by_replica(strategy, [m.value for m in residuals], len(gradients))
         exchanged = self._exchange(
@@ -120,6 +126,11 @@ class UpdateStep:
             every = self._inner.gradient_accumulation_steps
             grads = [(g + a) / every for g, a in zip(grads, accumulators, strict=True)]
         return self._inner._clip_gradients(grads)
+
+    def _with_residual(self, gradients):
+        """The gradients that have a residual: of the first replica here, or of the worker."""
+        columns = [[replica[i] for replica in gradients] for i in self._layout.compressed]
+        return [tf.add_n(c) if self._state.hierarchical else c[0] for c in columns]
 
     def _exchange(self, strategy, gradients, residuals, replica_ids) -> algorithm.Exchanged:
         step = tf.convert_to_tensor(self._inner.iterations)
