@@ -9,10 +9,12 @@ import ctypes
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import tf_scalecom as sc
 from tf_scalecom import cluster, extended
@@ -43,14 +45,27 @@ class Report(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 20:
-            self._reported.touch()
+            self._reported.write_text(str(os.getpid()))
             if self._fault is not None:
                 self._fault()
 
 
-def stop():
-    """Stops the whole process, as Ctrl-Z does."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+def stop_when_others_notice(rank, reported, own_rank):
+    """Has a worker stopped, as by Ctrl-Z, when another has seen it alive and makes its next call.
+
+    That call, which leaves a notice with the first worker, is not answered.
+    """
+    if own_rank == rank:
+        return lambda: time.sleep(1000)
+    write = context.Context.set_config_key_value
+
+    def stop_and_write(self, key, value):
+        if "waits" in key:
+            os.kill(int(reported.read_text()), signal.SIGSTOP)
+        write(self, key, value)
+
+    context.Context.set_config_key_value = stop_and_write
+    return None
 
 
 def fail():
@@ -82,7 +97,10 @@ def main():
             optimizer = sc.ScaleComOptimizer(optimizer, compression_ratio=100)
         model.compile(optimizer, "mse")
     rows = tf.data.Dataset.from_tensors((tf.ones([6, 64]), tf.ones([6, 256]))).repeat()
-    fault = {args.stops: stop, args.fails: fail}.get(rank)
+    fault = fail if args.fails == rank else None
+    if args.stops is not None:
+        reported = args.folder / f"under-way-{args.stops}"
+        fault = stop_when_others_notice(args.stops, reported, rank)
     report = Report(args.folder / f"under-way-{rank}", fault)
     model.fit(rows, epochs=1, steps_per_epoch=10**9, verbose=0, callbacks=[report])
 

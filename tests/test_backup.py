@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_the_earlier_backup_and_training_goes_on(tmp_path):
 
 
 def alone(folder, rank=0):
-    return BackupFolder(folder, rank, lambda value: [value])
+    return BackupFolder(folder, rank, lambda value, _: [value])
 
 
 def test_backups_are_counted_and_the_earlier_ones_deleted(tmp_path):

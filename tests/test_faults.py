@@ -49,6 +49,14 @@ def check_others_name(workers, rank, seconds):
         assert re.search(rf"/job:worker(/replica:0)?/task:{rank}\b", said), said[-3000:]
 
 
+def blamed(worker):
+    """The tasks that this package's last words on a worker blame."""
+    said = worker.output().decode(errors="replace")
+    because = r"has failed because of|has waited \d+ s in a collective for"
+    *_, words = re.findall(rf"tf_scalecom: worker \d (?:{because}) (.*)\. Look for", said)
+    return re.findall(r"/job:worker/task:(\d) \(\S+\), which has ended", words)
+
+
 def run(num_workers, folder, *arguments):
     """Runs the launcher; returns its exit code and what it wrote."""
     command = [sys.executable, "-m", "tf_scalecom", "run", "-n", str(num_workers)]
@@ -74,6 +82,8 @@ def test_a_killed_worker_is_named_by_the_others(tmp_path, optimizer, rank):
         assert wait_until(lambda: under_way(tmp_path), START_SECONDS), all_output(workers)
         os.kill(workers.workers[rank].pid, signal.SIGKILL)
         check_others_name(workers, rank, NOTICE_SECONDS)
+        for worker in workers.workers:
+            assert worker.index == rank or blamed(worker) == [str(rank)]
 
 
 def test_a_worker_that_dies_while_tensorflow_starts_is_named(tmp_path):
@@ -94,7 +104,9 @@ def test_a_busy_worker_is_waited_for_and_a_failing_one_is_named(tmp_path):
 
 
 def test_a_stopped_worker_is_named_and_ended(tmp_path):
-    code, said = run(3, tmp_path, str(FAULTY_WORKER), str(tmp_path), "dense", "--stops", "0")
+    options = ["--grace-seconds", "2"]
+    faulty = [str(FAULTY_WORKER), str(tmp_path), "dense", "--stops", "0"]
+    code, said = run(3, tmp_path, *options, *faulty)
     assert code == 1, said
     assert "/job:worker/task:0" in said and "does not answer: it is stopped" in said, said
     assert "worker 0 afterwards: ended by signal 9 (SIGKILL)" in said, said

@@ -44,10 +44,10 @@ class BackupFolder:
     Args:
         folder: a folder that all workers share.
         rank: number of this worker; worker 0 is the chief.
-        gather: function that returns the JSON values which the workers pass to it, in their order.
+        gather: `Workers.gather`, or a function that does the same for one worker.
     """
 
-    def __init__(self, folder: os.PathLike, rank: int, gather: Callable[[object], list]):
+    def __init__(self, folder: os.PathLike, rank: int, gather: Callable[[object, str], list]):
         self._folder = pathlib.Path(folder)
         self._rank = rank
         self._gather = gather
@@ -70,7 +70,7 @@ class BackupFolder:
                 raise OSError("another folder than the chief's is mounted there")
 
         self._on_chief(write, *_WRITE)
-        wanted = self._gather(token)[0]
+        wanted = self._gather(token, "the folder of backups")[0]
         try:
             self._on_all(see, *_WRITE)
         finally:
@@ -88,7 +88,7 @@ class BackupFolder:
             BackupError: It could not be written; the earlier one is still there.
         """
         digests = [{name: _digest(parts[0]) for name, parts in state.items()}, self._next()]
-        (base, number), *_ = self._gather(digests)
+        (base, number), *_ = self._gather(digests, "the state to back up")
         place = self._folder / f"{number:08d}"
         own = {
             f"{name}/{replica}": part
@@ -105,7 +105,7 @@ class BackupFolder:
             text = json.dumps({**meta, "residuals": residuals}, indent=1)
             _write(place / _META, lambda file: file.write(text.encode()))
 
-        residuals = self._gather(_residuals_of_each(state))
+        residuals = self._gather(_residuals_of_each(state), "numbers of residuals to back up")
         try:
             self._on_all(write_shard, *_WRITE)
             self._on_chief(complete, *_WRITE)
@@ -128,7 +128,8 @@ class BackupFolder:
         Raises:
             BackupError: It cannot be read.
         """
-        number = self._gather(max((p.name for p in self._complete()), default=None))[0]
+        latest = max((place.name for place in self._complete()), default=None)
+        number = self._gather(latest, "the latest backup")[0]
         if number is None:
             return None
 
@@ -152,7 +153,7 @@ class BackupFolder:
             BackupError: It cannot be read.
         """
         place, old = self._folder / meta["number"], meta["residuals"]
-        now = self._gather(_residuals_of_each(like))
+        now = self._gather(_residuals_of_each(like), "numbers of residuals to restore")
         if now != old:
             logging.warning(
                 "tf_scalecom: the backup in %s holds the residuals of %d replicas. Each of the %d "
@@ -172,7 +173,7 @@ class BackupFolder:
 
     def delete(self) -> None:
         """Deletes all backups, once all workers are done with them."""
-        self._gather(None)
+        self._gather(None, "the end of backups")
         if self._rank == 0:
             for place in self._numbered():
                 shutil.rmtree(place, ignore_errors=True)
@@ -195,7 +196,8 @@ class BackupFolder:
             result = action()
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
             problem = f"{type(error).__name__}: {error}"
-        failed = [f"worker {i} ({p})" for i, p in enumerate(self._gather(problem)) if p]
+        problems = self._gather(problem, f"whether all could {verb} the folder")
+        failed = [f"worker {i} ({p})" for i, p in enumerate(problems) if p]
         if failed:
             raise BackupError(
                 f"Expected all workers to {verb} {self._folder}; received an error on "

@@ -147,7 +147,7 @@ class _EndsWithLastWorker:
         )
         one_writer_per_file(callbacks, extended.workers)
         if self.cardinality == tf.data.INFINITE_CARDINALITY and any(
-            extended.workers.gather(not callbacks._async_train)
+            extended.workers.gather(not callbacks._async_train, "callbacks of each batch")
         ):
             # A callback that sees each batch may stop after any. The step in which workers agree
             # on the end of data, which has none here, is then worth its time.

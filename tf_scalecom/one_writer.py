@@ -24,7 +24,7 @@ def one_writer_per_file(callbacks: keras.callbacks.CallbackList, workers: Worker
     checkpoints = [c for c in callbacks.callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
     backups = any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks.callbacks)
     own = [os.path.abspath(checkpoint.filepath) for checkpoint in checkpoints]
-    everyone = workers.gather([own, backups])
+    everyone = workers.gather([own, backups], "paths of checkpoints")
     if any(backups for _, backups in everyone):
         raise ValueError(
             "fit: expected no keras.callbacks.BackupAndRestore on several workers, received one: "

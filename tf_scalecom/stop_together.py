@@ -71,7 +71,7 @@ class _StopsTogether:
         self._extended.data_end.ask(False)
         super().on_epoch_end(epoch, logs)
         self._take_over()
-        stop = any(self._extended.workers.gather(self._asked))
+        stop = any(self._extended.workers.gather(self._asked, "wishes to stop training"))
         self.model.stop_training = stop
         if self._ran_out_of_data and not stop:
             EpochIterator._interrupted_warning(self._epoch_iterator)

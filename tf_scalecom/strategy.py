@@ -108,6 +108,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if epoch_iterator is not None and self.extended._in_multi_worker_mode():
             # Every worker is in the same call to fit, evaluate or predict, so it is safe to ask.
             count = epoch_iterator.data_adapter.num_batches
-            if len(set(self.extended.workers.gather(-1 if count is None else count))) > 1:
+            count = -1 if count is None else count
+            if len(set(self.extended.workers.gather(count, "numbers of batches"))) > 1:
                 keras_epochs.count_no_batches(epoch_iterator)
         return super().experimental_distribute_dataset(dataset, options)

@@ -9,7 +9,6 @@ thread that looks at the launchers' counts once a second does all this and costs
 """
 
 import atexit
-import contextlib
 import threading
 import time
 import weakref
@@ -18,7 +17,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tf_scalecom import notice
 from tf_scalecom.collectives import CollectiveLauncher
+from tf_scalecom.last_words import LastWords
 
 DEFAULT_SECONDS = 600.0
 _PAUSE_SECONDS = 1.0
@@ -30,7 +31,6 @@ _ANSWER_SECONDS = 4.0
 # Workers that wait in different calls may just have left the same one, if it moves much data over
 # a slow network, and will move on. After this long, they will not.
 _STUCK_AFTER_SECONDS = 30.0
-_LOOK_UP_SECONDS = 1.0
 _LAST_CALL_SECONDS = 10.0
 _NUMBER = ", call "
 _SILENT = "does not answer: it is stopped, or out of reach"
@@ -61,7 +61,8 @@ class Watchdog:
         self._seen = {launcher: (None, 0.0) for launcher in launchers}
         self._ask_after = min(_ASK_AFTER_SECONDS, self._limit / 4)
         self._stuck_after = min(_STUCK_AFTER_SECONDS, self._limit / 4)
-        self._announced = None
+        self._notice = notice.Notice(name)
+        self._last_words = LastWords(name, self._gone)
         # Which calls all workers were last seen to wait in, and how long this one had then.
         self._calls, self._calls_since = {}, 0.0
         self._stopped = threading.Event()
@@ -74,7 +75,9 @@ class Watchdog:
     def stop(self):
         """Ends the watch."""
         self._stopped.set()
-        self._thread.join(_LAST_CALL_SECONDS)  # it may be in a call that does not return
+        self._last_words.stop()
+        self._notice.stop()
+        self._thread.join(_LAST_CALL_SECONDS)
 
     def _watch(self):
         asked_at = 0.0
@@ -82,10 +85,9 @@ class Watchdog:
             waited, call = self._longest_wait()
             asked_at = min(asked_at, waited)  # the next call begins at 0 again
             ask = waited - asked_at >= self._ask_after
-            # Before anything else: calls to the first worker, if it is stopped, do not return.
             if ask and self._abort_if_gone(waited):
                 return
-            self._announce(call if waited > self._ask_after else None)
+            self._notice.write(call if waited > self._ask_after else None)
             if waited > self._limit:
                 self._abort_late(waited)
                 return
@@ -108,7 +110,8 @@ class Watchdog:
         number, since = self._seen[launcher]
         return now - since, f"{launcher.last_call()}{_NUMBER}{number}"
 
-    def _abort_if_gone(self, waited):
+    def _gone(self):
+        """The peers that do not answer, in words."""
         gone = []
         for peer in self._peers:
             fault = _fault(peer) and _fault(peer)
@@ -116,6 +119,10 @@ class Watchdog:
                 gone.append(f"{_full_name(peer)} ({self._peers[peer]}), which {fault}")
             if fault == _SILENT or self._stopped.is_set():
                 break  # no time for more questions; one who fails lets the others know
+        return gone
+
+    def _abort_if_gone(self, waited):
+        gone = self._gone()
         if gone:
             self._abort(
                 tf.errors.UNAVAILABLE,
@@ -125,22 +132,11 @@ class Watchdog:
             )
         return bool(gone)
 
-    def _announce(self, call):
-        """Tells the peers, who may look it up, in which collective this worker waits."""
-        if call == self._announced:
-            return
-        self._announced = call
-        with contextlib.suppress(tf.errors.OpError):  # all it is good for are messages
-            # What is there already cannot be overwritten.
-            context.context().delete_config_key_value(_waits_key(self._name))
-            if call is not None:
-                context.context().set_config_key_value(_waits_key(self._name), call)
-
     def _abort_if_apart(self, waited):
         """Aborts if all workers wait, but not all in the same call, and nothing has moved since."""
-        calls = {self._name: self._announced}
+        calls = {self._name: self._notice.text}
         for peer in self._peers:
-            calls[peer] = _call(peer)
+            calls[peer] = notice.read(peer)
             if calls[peer] is None:
                 return False  # it may still come
         if calls != self._calls:
@@ -157,7 +153,7 @@ class Watchdog:
         return apart
 
     def _abort_late(self, waited):
-        absent = ", ".join(_full_name(peer) for peer in self._peers if not _call(peer))
+        absent = ", ".join(_full_name(peer) for peer in self._peers if not notice.read(peer))
         whom = (
             f"{absent}, alive but in no collective: asleep, in a debugger, or out of the training "
             "loop (an error, another number of steps)"
@@ -193,19 +189,6 @@ def _fault(task):
     except tf.errors.FailedPreconditionError:
         return "has ended: another process answers there"
     return None
-
-
-def _waits_key(task):
-    return f"tf_scalecom/waits/{task}"
-
-
-def _call(task):
-    """The collective in which a peer says that it waits; None if it does not."""
-    key, limit = _waits_key(task), int(_LOOK_UP_SECONDS * 1000)
-    try:
-        return context.context().get_config_key_value(key, limit)
-    except tf.errors.OpError:
-        return None
 
 
 def _stop(reference):

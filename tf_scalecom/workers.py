@@ -25,16 +25,18 @@ class Workers:
         self.names = tuple(names)
         self.rank = rank
 
-    def gather(self, value) -> list:
+    def gather(self, value, purpose: str) -> list:
         """Returns the values that the workers pass here, in the workers' order.
 
         Args:
             value: what JSON can hold.
+            purpose: what the values are for, e.g. "numbers of batches". Workers that gather for
+                different purposes do not meet, and an error says who waits for what.
         """
         line = json.dumps(value) + "\n"
         with tf.init_scope():  # a step being traced is no place for it
             lines = self._launcher.all_gather(
-                np.frombuffer(line.encode(), np.uint8), axis=0, site="gather"
+                np.frombuffer(line.encode(), np.uint8), axis=0, site=purpose
             )
             return [json.loads(line) for line in lines.numpy().tobytes().splitlines()]
 
@@ -51,7 +53,7 @@ class Workers:
         if len(self.names) > 1:
             check_alike(
                 f"{what} on all workers",
-                self.gather(description),
+                self.gather(description, f"comparison of {what}"),
                 self.names,
                 "Start all workers with the same program, arguments and installed packages.",
             )

@@ -1,0 +1,55 @@
+"""The last words of a worker that fails because another one did: which one that was.
+
+TensorFlow passes such an error on from worker to worker, and names each that passed it. Who is at
+the root of it shows in who no longer answers. So a worker that fails because of others asks them
+before it ends, and stays a little to answer those who ask later.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+# Workers hear of a failure within about a second of each other.
+_STAY_SECONDS = 4.0
+_ABORTED = "Collective ops is aborted"
+
+
+class LastWords:
+    """Speaks on stderr, after the traceback of an error that ends the process.
+
+    An error that the program handles has none.
+
+    Args:
+        name: this process's task, e.g. "worker 0".
+        find_gone: function that asks the peers and returns which do not answer, in words.
+    """
+
+    def __init__(self, name: str, find_gone: Callable[[], Sequence[str]]):
+        self._name = name
+        self._find_gone = find_gone
+        earlier = sys.excepthook
+        # A second strategy in the process has the same peers: its words are enough.
+        self._previous = earlier._previous if isinstance(earlier, LastWords) else earlier
+        sys.excepthook = self
+
+    def stop(self) -> None:
+        """Has the process end without them."""
+        if sys.excepthook is self:
+            sys.excepthook = self._previous
+
+    def __call__(self, kind, error, traceback):
+        self._previous(kind, error, traceback)
+        words = str(error)
+        # What the watchdog of some worker has aborted names the right one already.
+        if not isinstance(error, tf.errors.OpError) or _ABORTED not in words:
+            return
+        if "tf_scalecom: " not in words and (gone := self._find_gone()):
+            print(
+                f"tf_scalecom: {self._name} has failed because of {'; '.join(gone)}. Look for the "
+                "cause in the log there. Others that are named above only passed the error on.",
+                file=sys.stderr,
+                flush=True,
+            )
+            time.sleep(_STAY_SECONDS)
