@@ -51,7 +51,9 @@ def replayed(recorded, config):
     reduced = []
     for step, gradients in enumerate(recorded):
         tensors = [[tf.constant(g) for g in own] for own in gradients]
-        result = simulation.method.reduce(tensors, schedule.layout(step), step)
+        result = simulation.method.reduce(
+            tensors, schedule.layout(step), tf.constant(step, tf.int64)
+        )
         reduced.append([g.numpy() for g in result.gradients])
     return reduced, simulation, schedule
 

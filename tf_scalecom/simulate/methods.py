@@ -35,7 +35,7 @@ class SelectingMethod:
 
     def reduce(self, gradients, layout, step):
         exchanged = algorithm.exchange(
-            gradients, self.residuals, layout, tf.constant(step, tf.int32),
+            gradients, self.residuals, layout, step,
             self._communicator(gradients, layout, step),
         )
         return Reduced(exchanged.gradients[0], exchanged.gradients)
@@ -91,9 +91,10 @@ class RandomK(_ChoosingMethod):
     """Elements at random, without replacement; no offsets travel, as all share a seed."""
 
     def _ranked(self, gradients, layout, step):
+        seeds = [tf.stack([self._seed, step * 2**16 + i]) for i in layout.compressed]
         return [
-            tf.random.stateless_uniform(layout.tensors[i].shape, [self._seed, step * 2**16 + i])
-            for i in layout.compressed
+            tf.random.stateless_uniform(layout.tensors[i].shape, seed)
+            for i, seed in zip(layout.compressed, seeds, strict=True)
         ]
 
     def bytes_sent(self, layout):

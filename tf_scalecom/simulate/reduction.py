@@ -31,8 +31,11 @@ class Method(Protocol):
     compressed: Sequence[int]
     residuals: list[list[tf.Variable]]
 
-    def reduce(self, gradients, layout: Layout, step: int) -> Reduced:
-        """Sums gradients [learner][variable] under a plan, and updates the residuals."""
+    def reduce(self, gradients, layout: Layout, step: tf.Tensor) -> Reduced:
+        """Sums gradients [learner][variable] under a plan, and updates the residuals.
+
+        Callable inside a `tf.function`; `step` is an int64 scalar.
+        """
 
     def bytes_sent(self, layout: Layout) -> float:
         """Payload one learner transmits in a step under a plan, averaged over a leader cycle."""

@@ -55,6 +55,7 @@ class Simulation:
         self.method = build_method(self._schedule.final, config)
         # Plain sums need no learner's own gradient.
         is_dense = config.method == "dense"
+        self._reductions = {}
         self._velocities = []
         if config.momentum and config.momentum_placement == "before":
             shapes = [v.shape for v in self._weights]
@@ -95,7 +96,7 @@ class Simulation:
         if self._velocities:
             gradients = self._add_to_velocities(gradients)
         measured = self._measure_before(gradients, layout) if measure else {}
-        reduced = self.method.reduce(gradients, layout, self.step)
+        reduced = self._reduction(layout)(gradients, tf.constant(self.step, tf.int64))
         if self._velocities:
             self._clear_sent(reduced, layout)
         if measure:
@@ -121,6 +122,15 @@ class Simulation:
         for learner, velocities in enumerate(self._velocities):
             named |= {f"velocity/{learner}/{i}": v for i, v in enumerate(velocities)}
         return named | self.method.variables()
+
+    def _reduction(self, layout):
+        """The method's reduction under a plan as one graph, of (gradients, step)."""
+        if layout not in self._reductions:
+            self._reductions[layout] = tf.function(
+                lambda gradients, step: self.method.reduce(gradients, layout, step),
+                autograph=False,
+            )
+        return self._reductions[layout]
 
     def _add_to_velocities(self, gradients):
         for velocities, own in zip(self._velocities, gradients, strict=True):
