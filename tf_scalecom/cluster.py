@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
@@ -201,7 +201,7 @@ def wait_for_peers(
     name = cluster.name
     missing = dict(cluster.peers)
     start = time.monotonic()
-    with _answering(cluster, name):
+    with answering(cluster, socket.socket.close):
         reported = False
         while True:
             missing = {n: address for n, address in missing.items() if not _answers(address)}
@@ -245,8 +245,16 @@ def _seconds_from_environment(variable: str, default: float) -> float:
 
 
 @contextlib.contextmanager
-def _answering(cluster, name):
-    """Accepts connections at this worker's address until the block ends."""
+def answering(cluster: Cluster, answer: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Accepts connections at this worker's address until the block ends.
+
+    Args:
+        cluster: the cluster.
+        answer: is given each connection, one after the other, and closes it.
+
+    Raises:
+        RuntimeError: This worker's port is taken.
+    """
     port = int(cluster.address.rpartition(":")[2])
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     # TensorFlow takes this port next: connections that linger must not stand in its way.
@@ -257,18 +265,18 @@ def _answering(cluster, name):
     except OSError as error:
         listener.close()
         raise RuntimeError(
-            f"Expected port {port} of {name} ({cluster.address}) to be free, but it cannot be "
-            f"bound ({error.strerror}). End the process that holds it (often a worker of an "
+            f"Expected port {port} of {cluster.name} ({cluster.address}) to be free, but it cannot "
+            f"be bound ({error.strerror}). End the process that holds it (often a worker of an "
             "earlier run), or choose another port in TF_CONFIG."
         ) from error
 
     def accept():
         with contextlib.suppress(OSError):  # closed below
             while True:
-                listener.accept()[0].close()
+                answer(listener.accept()[0])
 
-    answering = threading.Thread(target=accept, name="scalecom-rendezvous", daemon=True)
-    answering.start()
+    thread = threading.Thread(target=accept, name="scalecom-rendezvous", daemon=True)
+    thread.start()
     try:
         yield
     finally:
@@ -276,13 +284,26 @@ def _answering(cluster, name):
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        answering.join()
+        thread.join()
+
+
+def connect(address: str, seconds: float = _CONNECT_SECONDS) -> socket.socket:
+    """A connection to a task's address.
+
+    Args:
+        address: "host:port".
+        seconds: the longest that this, or any later call on the connection, waits.
+
+    Raises:
+        OSError: There is none to be had.
+    """
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
 
 
 def _answers(address):
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS):
+        with connect(address):
             return True
     except OSError:
         return False
