@@ -13,6 +13,7 @@ from results import Row
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "network.md"
 PICTURE = ROOT / "docs" / "pictures" / "network.png"
+TABLE = ROOT / "docs" / "network.csv"
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -34,12 +35,13 @@ def write(plan: Sequence[Cell], results: pathlib.Path) -> str:
 
 
 def into_docs(text: str, results: pathlib.Path) -> None:
-    """Puts a report and its plot into the docs."""
+    """Puts a report, its plot and its table into the docs."""
     page = PAGE.read_text()
     before, rest = page.split(_BEGIN)
     _, after = rest.split(_END)
     PAGE.write_text(f"{before}{_BEGIN}\n\n{text}\n{_END}{after}")
     PICTURE.write_bytes((results / "step_time.png").read_bytes())
+    TABLE.write_bytes((results / "cells.csv").read_bytes())
 
 
 def markdown(rows: Sequence[Row], measured: dict[Cell, dict]) -> str:
