@@ -7,24 +7,23 @@ from tf_scalecom.plan.forecast import Scenario, forecasts
 
 # Two step times closer than this are alike: the model is not better.
 _ALIKE = 1.05
-_MUCH_LATENCY = 0.25
 # More than any model sends: all gradients in one bucket.
 _ONE_BUCKET = 1 << 30
 
 
 def advice(scenario: Scenario) -> list[str]:
     """What the forecasts mean, in sentences."""
-    if scenario.cluster.replicas == 1:
+    if scenario.cluster.workers * scenario.cluster.replicas_per_worker == 1:
         return ["Compression will not help you: one replica exchanges nothing."]
     dense, half, *compressed = forecasts(scenario)
-    best = max(compressed, key=lambda f: f.speed_up)
+    best = max(compressed, key=_speed_up)
+    if best.speed_up < _ALIKE:
+        return [_no_help(dense, best), *_one_bucket(scenario, best)]
     # Of those as fast as the best, the one that drops least.
     chosen = max(
         (f for f in compressed if f.speed_up * _ALIKE >= best.speed_up),
         key=lambda f: (f.exchange.sent_bytes, f.speed_up),
     )
-    if best.speed_up < _ALIKE:
-        return [_no_help(dense, best)]
     said = [
         f"Use {chosen.method}: {chosen.speed_up:.2g} times as fast as dense, "
         f"{_milliseconds(chosen)} instead of {_milliseconds(dense)} a step."
@@ -32,11 +31,9 @@ def advice(scenario: Scenario) -> list[str]:
     if best.method != chosen.method:
         said.append(f"The fastest, {best.method}, gains less than 5 % on it.")
     if half.speed_up * _ALIKE >= best.speed_up:
-        said.append(
-            "Casting gradients to float16, if your strategy can, does as much and drops none."
-        )
+        said.append("Casting gradients to float16, if your strategy can, does as much, drops none.")
     said.append(_break_even(chosen))
-    said += _latency(scenario, chosen)
+    said += _one_bucket(scenario, best)
     said.append("What a ratio costs in accuracy is not predicted here.")
     return said
 
@@ -49,9 +46,7 @@ def _no_help(dense, best):
         f"a step of {_milliseconds(dense)} ({share:.0%}), and with {best.method}, the fastest, a "
         f"step takes {_milliseconds(best)}."
     )
-    if best.break_even_bytes_per_second:
-        said += f" {_break_even(best)}"
-    return said
+    return f"{said} {_break_even(best)}" if best.break_even_bytes_per_second else said
 
 
 def _break_even(forecast):
@@ -59,24 +54,32 @@ def _break_even(forecast):
     if math.isinf(bandwidth):
         return "It is faster than dense at any bandwidth of the links."
     return (
-        f"On links of less than {8e-9 * bandwidth:.3g} Gbit/s it is faster than dense, on others "
+        f"On links of less than {gbits(bandwidth)} Gbit/s it is faster than dense, on others "
         "slower."
     )
 
 
-def _latency(scenario, chosen):
-    share = chosen.time.latency_seconds / chosen.time.step_seconds
-    if share < _MUCH_LATENCY:
+def gbits(bytes_per_second: float) -> str:
+    """In Gbit/s, to three digits."""
+    number = 8e-9 * bytes_per_second
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _one_bucket(scenario, best):
+    """Whether fewer messages would help: each bucket waits for its own."""
+    better = max(
+        forecasts(dataclasses.replace(scenario, bucket_bytes=_ONE_BUCKET))[2:], key=_speed_up
+    )
+    if better.speed_up < _ALIKE * max(best.speed_up, 1.0):
         return []
-    said = [f"Waiting for messages takes {share:.0%} of its step."]
-    one_bucket = dataclasses.replace(scenario, bucket_bytes=_ONE_BUCKET)
-    better = next(f for f in forecasts(one_bucket) if f.method == chosen.method)
-    if better.speed_up > _ALIKE * chosen.speed_up:
-        said.append(
-            f"Exchange all gradients in one bucket, by CommunicationOptions(bytes_per_pack="
-            f"{_ONE_BUCKET}): a step of {_milliseconds(better)}."
-        )
-    return said
+    return [
+        f"With all gradients in one bucket, by CommunicationOptions(bytes_per_pack={_ONE_BUCKET}), "
+        f"a step takes {_milliseconds(better)} ({better.method}): buckets wait for messages."
+    ]
+
+
+def _speed_up(forecast):
+    return forecast.speed_up
 
 
 def _milliseconds(forecast):

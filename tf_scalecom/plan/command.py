@@ -7,13 +7,11 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from tf_scalecom.compression import CompressionConfig
 from tf_scalecom.cross_device_ops import BUCKET_BYTES
-from tf_scalecom.layout import Layout
 from tf_scalecom.plan import measure, plots
-from tf_scalecom.plan.advice import advice
+from tf_scalecom.plan.advice import advice, gbits
 from tf_scalecom.plan.forecast import Forecast, Scenario, forecasts
-from tf_scalecom.plan.load import load_model
+from tf_scalecom.plan.load import layouts_of, load_model
 from tf_scalecom.plan.performance import Cluster
 
 DESCRIPTION = (
@@ -23,6 +21,8 @@ DESCRIPTION = (
 )
 _VALUE_DTYPES = ("float32", "bfloat16")
 _GBIT = 1e9 / 8  # bytes
+# Median of four measurements from 2.1 to 4.8 ns; see docs/plan.md.
+_GRPC_HOST_NS = 3.8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='compression ratios, or "auto"; default: 25,100,400')
     parser.add_argument("--memory-gbytes", type=_positive, metavar="M",
                         help="bandwidth of a replica's memory, GB/s; default: measured here")
-    parser.add_argument("--host-ns", type=_not_negative, default=0.0, metavar="H",
-                        help="time that the runtime spends on a byte sent, nanoseconds; "
-                        "default: %(default)g")
+    parser.add_argument("--host-ns", type=_not_negative, default=_GRPC_HOST_NS, metavar="H",
+                        help="time that the runtime spends on a byte sent, nanoseconds; default: "
+                        "%(default)g, as TensorFlow's gRPC on CPUs; give 0 for NCCL")
     parser.add_argument("--replicas-per-worker", type=_count, default=1, metavar="R",
                         help="default: %(default)s")
     parser.add_argument("--inside-gbits", type=_positive, metavar="I",
@@ -70,7 +70,7 @@ def plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         parser.error("expected matplotlib for --plot; received none: pip install matplotlib")
     try:
         model = load_model(args.model)
-        layouts = _layouts(model.trainable_variables, args.ratios)
+        layouts = layouts_of(model, args.ratios, _VALUE_DTYPES)
         compute_seconds = (
             measure.step_seconds(model, args.batch) if args.batch else args.compute_ms / 1e3
         )
@@ -93,18 +93,6 @@ def plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     return 0
 
 
-def _layouts(variables, ratios) -> tuple[tuple[str, Layout], ...]:
-    """A plan for each ratio and dtype of values, as `ScaleComOptimizer` would make it."""
-    layouts = []
-    for ratio in ratios:
-        for dtype in _VALUE_DTYPES:
-            name = ratio if ratio == "auto" else f"{ratio:g}x"
-            config = CompressionConfig(ratio, 1.0, (), "chunk", 1, dtype)
-            layouts.append((name if dtype == "float32" else f"{name} {dtype}",
-                            config.layout(variables)))
-    return tuple(layouts)
-
-
 def _text(scenario, args):
     cluster = scenario.cluster
     source = f"measured here, batch {args.batch}" if args.batch else "given"
@@ -117,7 +105,8 @@ def _text(scenario, args):
         f"{args.model}: {elements:,} trainable weights; {cluster.workers:,} workers{replicas}, "
         f"{args.gbits:g} Gbit/s, {args.latency_us:g} us a message",
         f"compute {1e3 * scenario.compute_seconds:.3g} ms ({source}), "
-        f"memory {cluster.memory_bytes_per_second / 1e9:.3g} GB/s ({memory})",
+        f"memory {cluster.memory_bytes_per_second / 1e9:.3g} GB/s ({memory}), "
+        f"{args.host_ns:g} ns of the runtime a byte",
         "",
         _table(forecasts(scenario)),
         "",
@@ -153,7 +142,7 @@ def _line(row):
         f"{row.exchange.sent_bytes / 1e6:.3f}",
         *(f"{1e3 * s:.2f}" for s in seconds),
         f"{row.speed_up:.2f}",
-        "any" if math.isinf(bandwidth) else f"{bandwidth / _GBIT:.3g}" if bandwidth else "-",
+        "any" if math.isinf(bandwidth) else gbits(bandwidth) if bandwidth else "-",
     )
 
 

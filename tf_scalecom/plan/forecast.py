@@ -1,6 +1,7 @@
 """Every way to exchange a model's gradients on one cluster, in numbers."""
 
 import dataclasses
+import functools
 
 from tf_scalecom.layout import Layout
 from tf_scalecom.plan import performance
@@ -50,21 +51,12 @@ class Forecast:
 
 def forecasts(scenario: Scenario) -> list[Forecast]:
     """Dense float32, dense float16, then each layout; each hierarchical, too, with replicas."""
-    cluster, layouts = scenario.cluster, scenario.layouts
-    model = layouts[0][1]
-    dense = performance.dense_exchange(model, cluster)
-    ways = [
-        ("dense", None, False, dense),
-        ("dense float16", None, False, performance.float16_exchange(model, cluster)),
-    ]
-    for name, layout in layouts:
-        exchange = performance.compressed_exchange(layout, cluster, scenario.bucket_bytes)
-        ways.append((name, layout, False, exchange))
-    if cluster.replicas_per_worker > 1:
-        for name, layout in layouts:
-            exchange = performance.hierarchical_exchange(layout, cluster, scenario.bucket_bytes)
-            ways.append((f"{name}, hierarchical", layout, True, exchange))
+    cluster = scenario.cluster
+    ways = _ways(
+        scenario.layouts, scenario.bucket_bytes, cluster.workers, cluster.replicas_per_worker
+    )
     times = [performance.step_time(way[-1], cluster, scenario.compute_seconds) for way in ways]
+    dense = ways[0][-1]
     return [
         Forecast(
             *way,
@@ -74,3 +66,22 @@ def forecasts(scenario: Scenario) -> list[Forecast]:
         )
         for way, time in zip(ways, times, strict=True)
     ]
+
+
+# Counting bytes takes far longer than dividing them by speeds, which a plot does hundreds of times.
+@functools.lru_cache
+def _ways(layouts, bucket_bytes, workers, replicas_per_worker):
+    """(method, layout, hierarchical, exchange) of each forecast."""
+    model, replicas = layouts[0][1], workers * replicas_per_worker
+    ways = [
+        ("dense", None, False, performance.dense_exchange(model, replicas)),
+        ("dense float16", None, False, performance.float16_exchange(model, replicas)),
+    ]
+    counts = (bucket_bytes, workers, replicas_per_worker)
+    for name, layout in layouts:
+        ways.append((name, layout, False, performance.compressed_exchange(layout, *counts)))
+    if replicas_per_worker > 1:
+        for name, layout in layouts:
+            exchange = performance.hierarchical_exchange(layout, *counts)
+            ways.append((f"{name}, hierarchical", layout, True, exchange))
+    return ways

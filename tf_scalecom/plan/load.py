@@ -1,9 +1,13 @@
-"""The model to plan for: from a `.keras` file or an import path."""
+"""The model to plan for, and how its gradients would travel."""
 
 import importlib
 import pathlib
+from collections.abc import Sequence
 
 import keras
+
+from tf_scalecom.compression import CompressionConfig
+from tf_scalecom.layout import Layout
 
 _EXPECTED = "plan: expected a .keras file or an import path module:function"
 
@@ -55,3 +59,21 @@ def _from_function(where):
             f"{_EXPECTED}; received {where!r}, which fails: {error}. The module is looked for from "
             "the current folder, and the function is called without arguments."
         ) from error
+
+
+def layouts_of(
+    model: keras.Model, ratios: Sequence[float | str], value_dtypes: Sequence[str]
+) -> tuple[tuple[str, Layout], ...]:
+    """(name, plan) for each ratio and dtype of values, as `ScaleComOptimizer` makes it.
+
+    Raises:
+      ValueError: as the optimizer does: "auto" does not know a layer of the model.
+    """
+    layouts = []
+    for ratio in ratios:
+        for dtype in value_dtypes:
+            name = ratio if ratio == "auto" else f"{ratio:g}x"
+            config = CompressionConfig(ratio, 1.0, (), "chunk", 1, dtype)
+            layout = config.layout(model.trainable_variables)
+            layouts.append((name if dtype == "float32" else f"{name} {dtype}", layout))
+    return tuple(layouts)

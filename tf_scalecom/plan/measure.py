@@ -8,7 +8,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-_SECONDS = 2.0
+_SECONDS = 1.0
 _LEAST_RUNS = 5
 _MEMORY_ELEMENTS = 25_000_000  # 100 MB: far larger than caches
 
@@ -58,7 +58,7 @@ def memory_bytes_per_second() -> float:
 
 
 def _median_seconds(run: Callable[[], object]) -> float:
-    """Median of as many runs as fit in two seconds; `run` returns when it is done."""
+    """Median of as many runs as fit in a second; `run` returns when it is done."""
     run()  # traces
     run()  # creates what the first step of an optimizer creates
     times, end = [], time.perf_counter() + _SECONDS

@@ -44,10 +44,6 @@ class Cluster:
     replicas_per_worker: int = 1
     inside_bytes_per_second: float = math.inf
 
-    @property
-    def replicas(self) -> int:
-        return self.workers * self.replicas_per_worker
-
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
@@ -115,45 +111,45 @@ def break_even_bytes_per_second(contender: Exchange, dense: Exchange, cluster: C
     return saved_bytes / lost_seconds if lost_seconds > 0 else math.inf
 
 
-def dense_exchange(layout: Layout, cluster: Cluster) -> Exchange:
+def dense_exchange(layout: Layout, replicas: int) -> Exchange:
     """Everything travels as it is: one ring all-reduce for each dtype."""
-    plan, n = layout.without_compression(), cluster.replicas
-    sent = compression_report(plan, n, broadcasts=True).bytes_sent
-    return Exchange(sent, sent, len({t.dtype for t in plan.tensors}) * _ring_messages(n))
+    plan = layout.without_compression()
+    sent = compression_report(plan, replicas, broadcasts=True).bytes_sent
+    return Exchange(sent, sent, len({t.dtype for t in plan.tensors}) * _ring_messages(replicas))
 
 
-def float16_exchange(layout: Layout, cluster: Cluster) -> Exchange:
+def float16_exchange(layout: Layout, replicas: int) -> Exchange:
     """As dense, with wider gradients cast to float16 before, and back after."""
-    if cluster.replicas == 1:
-        return dense_exchange(layout, cluster)
-    wide = [i for i, t in enumerate(layout.tensors) if t.dtype in ("float32", "float64")]
-    tensors = list(layout.tensors)
-    for i in wide:
-        tensors[i] = dataclasses.replace(tensors[i], dtype="float16")
-    exchange = dense_exchange(dataclasses.replace(layout, tensors=tuple(tensors)), cluster)
+    if replicas == 1:
+        return dense_exchange(layout, replicas)
+    wide = [t for t in layout.tensors if t.dtype in ("float32", "float64")]
+    halves = {t: dataclasses.replace(t, dtype="float16") for t in wide}
+    tensors = tuple(halves.get(t, t) for t in layout.tensors)
+    exchange = dense_exchange(dataclasses.replace(layout, tensors=tensors), replicas)
     # Both casts read one of the two and write the other.
-    cast_bytes = sum(2 * (_gradient_bytes(layout.tensors[i]) + _gradient_bytes(tensors[i]))
-                     for i in wide)
+    cast_bytes = 2 * sum(_gradient_bytes(t) + _gradient_bytes(halves[t]) for t in wide)
     return dataclasses.replace(exchange, kernel_bytes=cast_bytes)
 
 
-def compressed_exchange(layout: Layout, cluster: Cluster, bucket_bytes: float) -> Exchange:
+def compressed_exchange(
+    layout: Layout, bucket_bytes: float, workers: int, replicas_per_worker: int = 1
+) -> Exchange:
     """CLT-k among all replicas: of each bucket the offsets by broadcast, the values by a ring.
 
     Args:
       layout: the plan; where it compresses nothing this is `dense_exchange`.
-      cluster: its numbers of workers and replicas.
       bucket_bytes: as in `Layout.buckets`.
+      workers, replicas_per_worker: as in `Cluster`.
     """
-    n = cluster.replicas
+    n = workers * replicas_per_worker
     if n == 1 or not layout.compressed:
-        return dense_exchange(layout, cluster)
+        return dense_exchange(layout, n)
     report = compression_report(layout, n, broadcasts=True, bucket_bytes=bucket_bytes)
     buckets = [layout.subset(positions) for positions in layout.buckets(bucket_bytes)]
     offset_bytes = 4 * sum(bucket.offset_words for bucket in buckets)
-    between, inside = _Tree(cluster.workers), _Tree(cluster.replicas_per_worker)
+    between, inside = _Tree(workers), _Tree(replicas_per_worker)
     # The report has the offsets at what a replica sends on average; on the way to the last worker
-    # they pass as many links as the tree is deep.
+    # they leave as many nodes as the tree is deep, twice each.
     values_bytes = report.bytes_sent - offset_bytes * (n - 1) / n
     return Exchange(
         sent_bytes=report.bytes_sent,
@@ -167,23 +163,24 @@ def compressed_exchange(layout: Layout, cluster: Cluster, bucket_bytes: float) -
     )
 
 
-def hierarchical_exchange(layout: Layout, cluster: Cluster, bucket_bytes: float) -> Exchange:
+def hierarchical_exchange(
+    layout: Layout, bucket_bytes: float, workers: int, replicas_per_worker: int
+) -> Exchange:
     """The replicas of a worker sum their gradients on the first one, which exchanges with others.
 
     Args:
-      layout, bucket_bytes: as in `compressed_exchange`.
-      cluster: of several replicas per worker.
+      layout, bucket_bytes, workers: as in `compressed_exchange`.
+      replicas_per_worker: 2 or more.
     """
-    between = dataclasses.replace(cluster, replicas_per_worker=1)
-    exchange = compressed_exchange(layout, between, bucket_bytes)
+    exchange = compressed_exchange(layout, bucket_bytes, workers)
     gradient_bytes = sum(map(_gradient_bytes, layout.tensors))
-    others = cluster.replicas_per_worker - 1
+    others = replicas_per_worker - 1
     return dataclasses.replace(
         exchange,
         # Reads its own and all others' gradients, writes the sum.
         kernel_bytes=exchange.kernel_bytes + (others + 2) * gradient_bytes,
         # All come in through the first replica's link, and the results leave through it.
-        inside_bytes=exchange.inside_bytes + 2 * others * gradient_bytes,
+        inside_bytes=2 * others * gradient_bytes,
     )
 
 
