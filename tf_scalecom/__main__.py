@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from tf_scalecom import launcher
+from tf_scalecom.argument_types import seconds
+from tf_scalecom.doctor import command as doctor_command
 from tf_scalecom.plan import command as plan_command
 from tf_scalecom.simulate import command as simulate_command
 
@@ -17,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     _add_run(commands)
     _add_simulate(commands)
     _add_plan(commands)
+    _add_doctor(commands)
     args = parser.parse_args(arguments)
     return args.run_command(args)
 
@@ -55,7 +58,7 @@ def _add_run(commands) -> None:
     )
     parser.add_argument(
         "--grace-seconds",
-        type=_seconds,
+        type=seconds,
         default=launcher.GRACE_SECONDS,
         metavar="S",
         help="how long workers may take to end before they are killed; default: %(default)g",
@@ -92,6 +95,16 @@ def _add_plan(commands) -> None:
     )
     plan_command.add_arguments(parser)
     parser.set_defaults(run_command=lambda args: plan_command.plan(parser, args))
+
+
+def _add_doctor(commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="report versions, kernels, GPUs, TF_CONFIG and who reaches whom",
+        description=doctor_command.DESCRIPTION,
+    )
+    doctor_command.add_arguments(parser)
+    parser.set_defaults(run_command=doctor_command.doctor)
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -143,18 +156,6 @@ def _restart_count(text: str) -> int:
             f"expected a whole number of restarts, 0 or more, received {text!r}: try 3"
         )
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0.0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"expected a number of seconds, 0 or more, received {text!r}: try 10"
-        )
-    return seconds
 
 
 def _assignment(text: str) -> tuple[str, str]:

@@ -1,0 +1,152 @@
+"""`python -m tf_scalecom doctor`: options, the report as text or JSON, the exit code."""
+
+import argparse
+import json
+import os
+
+from tf_scalecom.agreement import differences
+from tf_scalecom.argument_types import seconds
+from tf_scalecom.cluster import Cluster, parse_tf_config
+from tf_scalecom.doctor import machine
+from tf_scalecom.doctor.network import Doctors
+
+DESCRIPTION = (
+    "Report what this machine has, check TF_CONFIG and, if it names a cluster, whether this worker "
+    "and the others reach each other. Start it on all workers, with the TF_CONFIG of the training "
+    "and before the training, whose ports it uses. Exit code: 0 if this worker can train, 1 if "
+    "there is a problem, which is named."
+)
+# What workers of one cluster must have in common.
+_ALIKE = ("tf_scalecom", "tensorflow", "keras")
+_TIMEOUT_SECONDS = 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds all options of the command."""
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument(
+        "--bandwidth",
+        action="store_true",
+        help="measure how fast bytes go to the next worker, on all workers at once for 2 s",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=_TIMEOUT_SECONDS,
+        metavar="S",
+        help="how long to wait for the doctors of the other workers; default: %(default)g",
+    )
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Examines this worker and prints what it found; returns the exit code."""
+    problems: list[str] = []
+    report = {
+        "versions": machine.versions(),
+        "kernels": _kernels(problems),
+        "compilers": machine.compilers(),
+        "gpus": machine.gpus(),
+        "tensorflow_build": machine.tensorflow_build(),
+        **_network(args, problems),
+        "problems": problems,
+    }
+    print(json.dumps(report, indent=2) if args.json else _text(report))
+    return 1 if problems else 0
+
+
+def _kernels(problems):
+    try:
+        return machine.kernels()
+    except (ValueError, RuntimeError) as error:
+        problems.append(str(error))
+        return None
+
+
+def _network(args, problems):
+    """The report's entries "cluster", "peers" and "bytes_per_second"; None where there is none."""
+    found = {"cluster": None, "peers": None, "bytes_per_second": None}
+    try:
+        cluster = parse_tf_config(os.environ.get("TF_CONFIG", ""))
+    except ValueError as error:
+        problems.append(str(error))
+        return found
+    if cluster is None:
+        return found
+    found["cluster"] = {"task": cluster.name, "workers": cluster.workers}
+    if not cluster.peers:
+        return found
+    facts = {
+        "versions": {name: machine.versions()[name] for name in _ALIKE},
+        "workers": cluster.workers,
+        "--bandwidth": args.bandwidth,
+    }
+    doctors = Doctors(cluster, facts)
+    try:
+        found["bytes_per_second"] = doctors.meet(args.timeout, args.bandwidth)
+    except RuntimeError as error:
+        problems.append(str(error))
+        return found
+    problems += _problems_of_peers(cluster, doctors, facts, args.timeout)
+    if args.bandwidth and found["bytes_per_second"] is None:
+        problems.append(
+            "Expected the next worker's doctor to take a stream; received no count of it. Start "
+            "the doctor there too, with --bandwidth."
+        )
+    found["peers"] = {
+        name: {
+            "address": peer.address,
+            "reached": peer.reached,
+            "doctor": peer.facts is not None,
+            "error": peer.error,
+        }
+        for name, peer in doctors.peers.items()
+    }
+    return found
+
+
+def _problems_of_peers(cluster: Cluster, doctors: Doctors, facts, timeout):
+    for name, peer in doctors.peers.items():
+        where = f"{name} at {peer.address}"
+        if peer.error:
+            yield (
+                f"Expected {where} to answer within {timeout:g} s; received: {peer.error}. Start "
+                "the doctor there too, and check its TF_CONFIG, this address and firewalls."
+            )
+        elif peer.facts is not None and not peer.came:
+            yield (
+                f"Expected a call from {where}, which answers when called from here; received none "
+                f"within {timeout:g} s. Check that {cluster.address} is reachable from there."
+            )
+    known = {name: peer.facts for name, peer in doctors.peers.items() if peer.facts is not None}
+    for line in differences([facts, *known.values()], [cluster.name, *known]):
+        yield f"Expected the same on all workers; received {line}. Make it so."
+
+
+def _text(report):
+    lines = [("versions", ", ".join(f"{name} {v}" for name, v in report["versions"].items()))]
+    if report["kernels"]:
+        lines.append(("kernels", "{backend}: {reason}".format(**report["kernels"])))
+        lines.append(("op library", report["kernels"]["library"] or "none"))
+    lines += [(name, found or "none") for name, found in report["compilers"].items()]
+    lines.append(("GPUs", "; ".join(report["gpus"]) or "none"))
+    build = report["tensorflow_build"]
+    cuda = "CUDA {cuda}, cuDNN {cudnn}".format(**build) if build["cuda"] else "no CUDA"
+    lines.append(("TensorFlow", f"built with {cuda}"))
+    lines.append(("TF_CONFIG", _verdict(report)))
+    for name, peer in (report["peers"] or {}).items():
+        said = "its doctor answers" if peer["doctor"] else "answers, but not as a doctor"
+        said = said if peer["reached"] else "not reached"
+        lines.append((name, f"{peer['address']}: {said}"))
+    if report["bytes_per_second"]:
+        rate = f"{8e-9 * report['bytes_per_second']:.3g} Gbit/s to the next worker"
+        lines.append(("bandwidth", rate))
+    lines += [("PROBLEM", problem) for problem in report["problems"]]
+    width = max(len(name) for name, _ in lines) + 2
+    return "\n".join(name.ljust(width) + value for name, value in lines)
+
+
+def _verdict(report):
+    cluster = report["cluster"]
+    if cluster is None:
+        return "names no cluster" if report["problems"] else "not set: this process trains alone"
+    return f"{cluster['task']}, one of {len(cluster['workers'])}"
