@@ -16,6 +16,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import Distribution, Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 NATIVE = pathlib.Path("custom_ops")
@@ -133,8 +134,15 @@ class BinaryDistribution(Distribution):
         return True
 
 
+class AnyPythonWheel(bdist_wheel):
+    """The library is no Python module: it asks for a TensorFlow, and for no one interpreter."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
     ext_modules=[Extension("tf_scalecom.ops.libscalecom_ops", sources=[])],
-    cmdclass={"build_ext": BuildOps},
+    cmdclass={"build_ext": BuildOps, "bdist_wheel": AnyPythonWheel},
     distclass=BinaryDistribution,
 )

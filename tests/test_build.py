@@ -1,60 +1,22 @@
 """How the native kernels are built, and what is said where they are not or do not fit."""
 
-import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from package_source import ROOT, TRAIN, copy_source, run
 
 from tf_scalecom.ops import built, native
-
-ROOT = Path(__file__).resolve().parent.parent
 
 needs_library = pytest.mark.skipif(
     not native.LIBRARY.exists(), reason="needs the op library: a C++ compiler at installation"
 )
 
 
-def run(*command, cwd, timeout=300, **variables):
-    """Output of a command that succeeds, both streams."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **variables}
-    process = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout + process.stderr
-
-
 @pytest.fixture
 def source(tmp_path):
-    """The package's sources, without anything built."""
-    folder = tmp_path / "source"
-    ignore = shutil.ignore_patterns("build", "*.so", "__pycache__")
-    for name in ("tf_scalecom", "custom_ops"):
-        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
-    for name in ("setup.py", "pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, folder)
-    return folder
-
-
-# One step of a model on two logical CPUs.
-TRAIN = """
-import keras, numpy, tensorflow as tf
-import tf_scalecom as sc
-print("imported from", sc.__file__)
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-operations = sc.ScaleComAllReduce.for_devices(["CPU:0", "CPU:1"])
-with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=operations).scope():
-    model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(40), keras.layers.Dense(1)])
-    model.compile(sc.ScaleComOptimizer(keras.optimizers.SGD(0.1)), "mse")
-model.fit(numpy.ones((8, 50)), numpy.ones(8), verbose=0)
-residual = model.optimizer.residuals[model.weights[0].path][0]
-print("trained", numpy.abs(residual).max() > 0)
-"""
+    return copy_source(tmp_path / "source")
 
 
 def test_without_a_compiler_it_installs_and_trains_on_the_twin(source, tmp_path):
@@ -75,25 +37,6 @@ def test_without_a_compiler_it_installs_and_trains_on_the_twin(source, tmp_path)
     assert f"imported from {site}" in output
     assert output.count("plain TensorFlow kernels: the op library cannot be loaded") == 1
     assert "trained True" in output
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_without_a_working_nvcc_the_kernels_are_those_of_the_cpu(source, tmp_path):
-    home = tmp_path / "cuda"
-    (home / "bin").mkdir(parents=True)
-    nvcc = home / "bin" / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho unsupported host compiler >&2\nexit 1\n")
-    nvcc.chmod(0o755)
-    output = run(
-        sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "lib",
-        cwd=source, CUDA_HOME=str(home),
-    )  # fmt: skip
-    assert output.count("the GPU kernels were not built, those of the CPU were: ") == 1
-    library = tmp_path / "lib" / "tf_scalecom" / "ops" / native.LIBRARY.name
-    assert built.read(library) == built.Built(
-        tf.version.VERSION, str(tf.sysconfig.CXX11_ABI_FLAG), None, ()
-    )
-    assert str(built.read(library)).endswith("; no GPU kernels (no working nvcc when it was built)")
 
 
 @needs_library
