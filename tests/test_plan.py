@@ -103,6 +103,11 @@ def test_an_exchange_counted_by_hand():
     # Select on one of four; check; filter reads two and writes one; the sum is written.
     assert exchange.kernel_bytes == 4_000_000 * (2 / 4 + 1 + 3 + 1)
 
+    half = performance.float16_exchange(layout, 4)
+    assert half.sent_bytes == 2_000_000 * ring
+    # Two casts, each of which reads one of the two and writes the other.
+    assert half.kernel_bytes == 2 * (4_000_000 + 2_000_000)
+
     hierarchical = performance.hierarchical_exchange(layout, ONE_BUCKET, 4, replicas_per_worker=8)
     assert hierarchical.sent_bytes == exchange.sent_bytes
     assert hierarchical.inside_bytes == 2 * 7 * 4_000_000

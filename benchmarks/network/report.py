@@ -13,7 +13,7 @@ from results import Row
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "network.md"
 PICTURE = ROOT / "docs" / "pictures" / "network.png"
-TABLE = ROOT / "docs" / "network.csv"
+TABLE = ROOT / "docs" / "data" / "network.csv"
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 

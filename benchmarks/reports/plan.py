@@ -2,10 +2,11 @@
 
     python benchmarks/reports/plan.py    -> the tables of docs/plan.md, docs/pictures/plan*.png
 
-Measured: docs/network.csv, which `benchmarks/network --docs` writes. The compute term, the memory's
-and the link's bandwidth of each cell are those of its own run. What a message and a byte cost the
-runtime is not in there: it follows from the two unshaped cells "MWMS" and "ours" of each model and
-number of workers, and all others are predicted with it. A second table has the paper's figures.
+Measured: docs/data/network.csv, which `benchmarks/network --docs` writes. The compute term, the
+bandwidth of memory and that of the link are those of each cell's own run. What a message and a byte
+cost the runtime is not in there: it follows from the two unshaped cells "MWMS" and "ours" of each
+model and number of workers, and all others are predicted with it. A second table has the paper's
+figures.
 """
 
 import csv
@@ -27,7 +28,7 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "models" / "image")]
 from network.matrix import MODELS, MWMS, ONE_BUCKET, OURS  # noqa: E402
 from resnet import build_resnet  # noqa: E402
 
-MEASURED = ROOT / "docs" / "network.csv"
+MEASURED = ROOT / "docs" / "data" / "network.csv"
 PAGE = ROOT / "docs" / "plan.md"
 PICTURES = ROOT / "docs" / "pictures"
 _BEGIN, _END = "<!-- {}: begin -->", "<!-- {}: end -->"
