@@ -366,6 +366,30 @@ def test_measures_count_each_sample_once(cluster, steps_per_execution):
             np.testing.assert_allclose(result["history"]["val_" + name], value, rtol=1e-5)
 
 
+def use_without_data(strategy):
+    """What Keras's three methods say to data without a row, given in three ways; then trains."""
+    rows = np.zeros((0, 20), "float32"), np.zeros(0, "int64")
+    shared = tf.data.Dataset.from_tensor_slices(rows).batch(2)
+    own = strategy.distribute_datasets_from_function(lambda _: shared)
+    with strategy.scope():
+        model = simple_model("sgd")
+    said = []
+    for arguments in (rows, (shared,), (own,)):
+        for method in (model.fit, model.evaluate, model.predict):
+            given = arguments[:1] if method == model.predict else arguments
+            with pytest.raises(ValueError, match="expected data") as error:
+                method(*given, verbose=0)
+            said.append(str(error.value))
+    return said, model.fit(numbers(20), classes(3), verbose=0).history["loss"]
+
+
+def test_no_data_on_any_worker_is_an_error_on_all(cluster):
+    results = cluster(2).run(use_without_data)
+    assert results[0] == results[1]
+    for said, method in zip(results[0][0], ["fit", "evaluate", "predict"] * 3, strict=True):
+        assert said.startswith(f"{method}: expected data on one worker at least, received")
+
+
 # --- What `predict` returns --------------------------------------------------------------------
 
 

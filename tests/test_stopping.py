@@ -69,6 +69,58 @@ def test_all_workers_stop_in_the_step_in_which_one_is_asked_to(
     assert first[:2] == (epochs, batches)
 
 
+class StopEarly(keras.callbacks.Callback):
+    """Asks to stop evaluating, or predicting, after a batch."""
+
+    def __init__(self, batch=None):
+        super().__init__()
+        self.batches = 0
+        self._batch = batch
+
+    def _stop(self, flag):
+        self.batches += 1
+        if self.batches == self._batch:
+            setattr(self.model, flag, True)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._stop("stop_evaluating")
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self._stop("stop_predicting")
+
+
+def stop_elsewhere(strategy, *, length, steps_per_execution=1, steps=None):
+    """Worker 1 alone is asked to stop. Returns batches seen, by call, and what came of it."""
+    batch = 2 if strategy.extended._id_in_cluster == 1 else None
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+    rows = tf.data.Dataset.from_tensors((tf.ones([4, 8]), tf.ones([4, 1]))).repeat(length)
+    callbacks = [StopEarly(batch) for _ in range(3)]
+    losses = model.evaluate(rows, steps=steps, verbose=0, callbacks=callbacks[:1])
+    assert model.stop_evaluating
+    predicted = model.predict(rows, steps=steps, verbose=0, callbacks=callbacks[1:2])
+    assert model.stop_predicting
+    history = model.fit(
+        rows, steps_per_epoch=2, epochs=2, validation_data=rows, validation_steps=steps, verbose=0,
+        callbacks=callbacks[2:],
+    ).history
+    seen = [callback.batches for callback in callbacks]
+    # The second validation is whole.
+    return seen, len(predicted), losses, history
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"length": 6}, {"length": None, "steps": 6}, {"length": 12, "steps_per_execution": 2}],
+)
+def test_all_workers_stop_evaluating_and_predicting_together(cluster, arguments):
+    first, second = cluster(2).run(stop_elsewhere, **arguments)
+    assert first == second
+    rows = 2 * 4 * arguments.get("steps_per_execution", 1)
+    assert first[:2] == ([2, 2, 2 + 6], rows)
+
+
 def fit_unlike(strategy, *, lengths=(6, 6), epochs=(1, 1), frequencies=(1, 1), executions=(1, 1)):
     """Trains with what differs between the two workers; returns what `fit` has against it."""
     rank = strategy.extended._id_in_cluster

@@ -4,7 +4,10 @@ Workers that differ in a shape, a hyper-parameter or a version do not fail by th
 for each other in collectives that do not match, or train on with different numbers.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+
+import keras
 
 _SHOWN = 5
 _ABSENT = "nothing"
@@ -60,15 +63,51 @@ def hyper_parameters(config):
     """What of an optimizer's Keras config is to be alike.
 
     Not the names, which count up in each process, nor a constant learning rate: that is a variable,
-    and so the first worker's on all.
+    and so the first worker's on all. Of a lambda nothing but that it is one: Keras would show its
+    byte code, with the place of its file.
     """
     if not isinstance(config, Mapping):
         return config
+    if config.get("class_name") == "__lambda__":
+        return "a lambda"
     return {
         key: hyper_parameters(value)
         for key, value in config.items()
         if key != "name" and not (key == "learning_rate" and isinstance(value, float))
     }
+
+
+def describe_optimizer(optimizer: keras.optimizers.Optimizer) -> dict:
+    """The class and hyper-parameters of an optimizer, as JSON holds them."""
+    try:
+        return hyper_parameters(keras.saving.serialize_keras_object(optimizer))
+    except NotImplementedError:
+        # Its schedule is a class of the user's own without `get_config`, as in many tutorials.
+        return hyper_parameters(
+            {
+                "class_name": type(optimizer).__name__,
+                "learning_rate": type(optimizer._learning_rate).__name__,
+                **{
+                    key: describe_optimizer(value) if key == "inner_optimizer" else value
+                    for key, value in vars(optimizer).items()
+                    if key == "inner_optimizer"
+                    or (key[0] != "_" and isinstance(value, (bool, int, float, str)))
+                },
+            }
+        )
+
+
+def describe_variables(variables: Sequence[keras.Variable]) -> list[dict]:
+    """What of variables is to be alike: all but the numbers that make names unique in a process."""
+    return [
+        {
+            "name": re.sub(r"_\d+$", "", variable.name),
+            "shape": list(variable.shape),
+            "dtype": variable.dtype,
+            "trainable": variable.trainable,
+        }
+        for variable in variables
+    ]
 
 
 def _flattened(structure, place="") -> Iterator[tuple[str, object]]:

@@ -156,6 +156,9 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             if isinstance(value, CheckpointInitialValue):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            self.workers.require_alike(
+                "each new variable", {"shape": value.shape.as_list(), "dtype": value.dtype.name}
+            )
             (launcher,) = self._host_cross_device_ops._launchers
             value = launcher.broadcast(
                 value,

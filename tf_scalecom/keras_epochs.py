@@ -19,11 +19,21 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
+from tf_scalecom.agreement import describe_optimizer, describe_variables
 from tf_scalecom.one_writer import one_writer_per_file
 from tf_scalecom.stop_together import stop_together
 
 _BUILD_MODEL = TensorFlowTrainer._maybe_symbolic_build.__code__
-_FIT = inspect.unwrap(TensorFlowTrainer.fit).__code__
+_FIT, _EVALUATE, _PREDICT = (
+    inspect.unwrap(method).__code__
+    for method in (TensorFlowTrainer.fit, TensorFlowTrainer.evaluate, TensorFlowTrainer.predict)
+)
+# What a call does, and what Keras calls it in a list of callbacks none of which sees batches.
+_DOING = {
+    _FIT: ("training", "_async_train"),
+    _EVALUATE: ("evaluating", "_async_test"),
+    _PREDICT: ("predicting", "_async_predict"),
+}
 
 
 def called_to_build_model(depth=2) -> bool:
@@ -102,23 +112,23 @@ class _EndsWithLastWorker:
 
     def __iter__(self):
         frame = sys._getframe(1)
-        if frame.f_code is EpochIterator._enumerate_iterator.__code__:
-            # Every worker is in the same call to Keras, so it may ask the others.
-            self._check_ends_alike()
-            self._strategy.extended.data_end.ask(False)
-            epoch_iterator = frame.f_locals["self"]
-            caller = frame.f_back.f_back
-            building = caller.f_code is _BUILD_MODEL
-            if building and isinstance(epoch_iterator.data_adapter, GeneratorDataAdapter):
-                # What a generator has given to learn shapes it does not give again to train, and
-                # one thread would still fetch ahead while another begins the epoch.
-                return iter(epoch_iterator.data_adapter._first_batches[:1])
-            if caller.f_code is _FIT:
-                self._begin_epoch_of_fit(epoch_iterator, caller.f_locals)
-            if not epoch_iterator.steps_per_epoch:
-                # Keras warns of interrupted training where it did not count. The end is regular.
-                epoch_iterator._interrupted_warning = lambda: None
-        return super().__iter__()
+        if frame.f_code is not EpochIterator._enumerate_iterator.__code__:
+            return super().__iter__()
+        # Every worker is in the same call to Keras, so it may ask the others.
+        self._check_ends_alike()
+        self._strategy.extended.data_end.ask(False)
+        epoch_iterator = frame.f_locals["self"]
+        caller = frame.f_back.f_back
+        if caller.f_code is _BUILD_MODEL:
+            return self._begin_to_build(epoch_iterator, caller.f_back)
+        if caller.f_code in _DOING:
+            self._begin_epoch(epoch_iterator, caller)
+        if not epoch_iterator.steps_per_epoch:
+            # Keras warns of interrupted training where it did not count. The end is regular.
+            epoch_iterator._interrupted_warning = lambda: None
+        iterator = super().__iter__()
+        # The others have learned the shapes of some data before.
+        return _not_empty(iterator, "predict") if caller.f_code is _PREDICT else iterator
 
     def _check_ends_alike(self):
         if self._ends_alike:
@@ -129,30 +139,64 @@ class _EndsWithLastWorker:
         )
         self._ends_alike = True
 
-    def _begin_epoch_of_fit(self, epoch_iterator, fit):
-        """Prepares the first epoch of a call to `fit`, of which `fit` are the local variables."""
-        extended, callbacks = self._strategy.extended, fit["callbacks"]
-        if not stop_together(callbacks, epoch_iterator, extended):
+    def _begin_to_build(self, epoch_iterator, caller):
+        """Prepares for Keras to learn shapes; `caller` is the frame of `fit` or `evaluate`."""
+        if caller.f_code is _FIT:
+            # Before it is built: workers with different ones would wait for each other's variables.
+            self._strategy.extended.workers.require_alike(
+                "the optimizer", describe_optimizer(caller.f_locals["self"].optimizer)
+            )
+        if isinstance(epoch_iterator.data_adapter, GeneratorDataAdapter):
+            # What a generator has given to learn shapes it does not give again to train, and one
+            # thread would still fetch ahead while another begins the epoch.
+            return iter(epoch_iterator.data_adapter._first_batches[:1])
+        return _not_empty(super().__iter__(), caller.f_code.co_name)
+
+    def _begin_epoch(self, epoch_iterator, caller):
+        """Prepares the first epoch of a call to Keras, of which `caller` is the frame."""
+        extended, call = self._strategy.extended, caller.f_locals
+        callbacks, (doing, unseen) = call["callbacks"], _DOING[caller.f_code]
+        if not stop_together(callbacks, doing, epoch_iterator, extended):
             return
-        extended.workers.require_alike(
-            "fit",
-            {
-                "initial_epoch": fit["epoch"],
-                "epochs": fit["epochs"],
-                "steps_per_epoch": fit["steps_per_epoch"],
-                "validation": fit["validation_data"] is not None,
-                "validation_freq": fit["validation_freq"],
-                "steps_per_execution": fit["self"].steps_per_execution,
-            },
-        )
-        one_writer_per_file(callbacks, extended.workers)
+        if doing == "training":
+            arguments = {
+                "initial_epoch": call["epoch"],
+                "epochs": call["epochs"],
+                "steps_per_epoch": call["steps_per_epoch"],
+                "validation": call["validation_data"] is not None,
+                "validation_freq": call["validation_freq"],
+                "steps_per_execution": call["self"].steps_per_execution,
+                "variables": describe_variables(call["self"].variables),
+            }
+        else:
+            arguments = {"steps": call["steps"]}
+        extended.workers.require_alike(caller.f_code.co_name, arguments)
+        if doing == "training":
+            one_writer_per_file(callbacks, extended.workers)
         if self.cardinality == tf.data.INFINITE_CARDINALITY and any(
-            extended.workers.gather(not callbacks._async_train, "callbacks of each batch")
+            extended.workers.gather(not getattr(callbacks, unseen), "callbacks of each batch")
         ):
             # A callback that sees each batch may stop after any. The step in which workers agree
             # on the end of data, which has none here, is then worth its time.
             self._cardinality = tf.data.UNKNOWN_CARDINALITY
             self._enable_get_next_as_optional = True
+
+
+def _not_empty(iterator, method):
+    """Iterates; it is an error if there is nothing, which then is so on all workers.
+
+    Keras, on one worker, leaves `fit` and `evaluate` with nothing, and fails in `predict`.
+    """
+    empty = True
+    for batch in iterator:
+        empty = False
+        yield batch
+    if empty:
+        raise ValueError(
+            f"{method}: expected data on one worker at least, received a dataset without a batch "
+            "on each. Look at what it is made from: the files found, a filter, `take`, "
+            "`drop_remainder` with less than a batch."
+        )
 
 
 class DistributedDataset(_EndsWithLastWorker, input_lib.DistributedDataset):

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_scalecom import hierarchy
-from tf_scalecom.agreement import hyper_parameters
+from tf_scalecom.agreement import describe_optimizer
 from tf_scalecom.compression import CompressionConfig, check_hierarchical, check_warmup_steps
 from tf_scalecom.gradient_norm import GradientNorm
 from tf_scalecom.report import CompressionReport, compression_report
@@ -182,7 +182,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         workers = getattr(self._distribution_strategy.extended, "workers", None)
         if workers is not None:
             description = {
-                **hyper_parameters(self.get_config()),
+                **describe_optimizer(self),
+                **self._config.get_config(),
                 "variables": [
                     {**dataclasses.asdict(tensor), "path": None} for tensor in layout.tensors
                 ],

@@ -7,6 +7,8 @@ but the answer is a common one:
 * In the middle of an epoch, the worker that is asked to stop goes on to the next step, where all
   workers count who has data. There it votes for the end of the data, and the epoch ends on all.
 * At the end of an epoch, the workers tell each other whether they were asked, and stop if one was.
+
+The same goes for `stop_evaluating` and `stop_predicting`, where there is one epoch.
 """
 
 import tensorflow as tf
@@ -51,60 +53,92 @@ def _end_of_data():
 
 
 class _StopsTogether:
-    """Mixed into the `CallbackList` of a call to `fit`; does its part after all callbacks."""
+    """Mixed into the `CallbackList` of a call to Keras; does its part after all callbacks."""
 
     def on_train_batch_begin(self, batch, logs=None):
         super().on_train_batch_begin(batch, logs)
-        self._take_over()
-        if self._asked:
-            self._extended.data_end.ask(True)
+        self._vote("training")
 
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, logs)
-        self._take_over()
+        self._take_over("training")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._extended.data_end.ask(False)
+        super().on_epoch_end(epoch, logs)
+        self._agree("training")
 
     def on_test_begin(self, logs=None):
         self._extended.data_end.ask(False)  # the training data has ended, not the test data
         super().on_test_begin(logs)
 
-    def on_epoch_end(self, epoch, logs=None):
-        self._extended.data_end.ask(False)
-        super().on_epoch_end(epoch, logs)
-        self._take_over()
-        stop = any(self._extended.workers.gather(self._asked, "wishes to stop training"))
-        self.model.stop_training = stop
-        if self._ran_out_of_data and not stop:
-            EpochIterator._interrupted_warning(self._epoch_iterator)
-        self._ran_out_of_data = False
+    def on_test_batch_begin(self, batch, logs=None):
+        super().on_test_batch_begin(batch, logs)
+        self._vote("evaluating")
 
-    def _take_over(self):
+    def on_test_batch_end(self, batch, logs=None):
+        super().on_test_batch_end(batch, logs)
+        self._take_over("evaluating")
+
+    def on_test_end(self, logs=None):
+        super().on_test_end(logs)
+        self._agree("evaluating")
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        super().on_predict_batch_begin(batch, logs)
+        self._vote("predicting")
+
+    def on_predict_batch_end(self, batch, logs=None):
+        super().on_predict_batch_end(batch, logs)
+        self._take_over("predicting")
+
+    def on_predict_end(self, logs=None):
+        super().on_predict_end(logs)
+        self._agree("predicting")
+
+    def _take_over(self, doing):
         """Keeps a callback's wish from Keras until the end of the epoch."""
-        if self.model.stop_training:
-            self.model.stop_training = False
-            self._asked = True
+        if getattr(self.model, f"stop_{doing}"):
+            setattr(self.model, f"stop_{doing}", False)
+            self._asked.add(doing)
 
-    def _note_end_of_data(self):
-        self._ran_out_of_data = True
+    def _vote(self, doing):
+        self._take_over(doing)
+        if doing in self._asked:
+            self._extended.data_end.ask(True)
+
+    def _agree(self, doing):
+        self._extended.data_end.ask(False)
+        self._take_over(doing)
+        wishes = self._extended.workers.gather(doing in self._asked, f"wishes to stop {doing}")
+        setattr(self.model, f"stop_{doing}", any(wishes))
+        if doing in self._ran_out_of_data and not any(wishes):
+            EpochIterator._interrupted_warning(self._epoch_iterators[doing])
+        self._asked.discard(doing)
+        self._ran_out_of_data.discard(doing)
 
 
-def stop_together(callbacks: CallbackList, epoch_iterator: EpochIterator, extended) -> bool:
-    """Makes the callbacks of a call to `fit` stop training on all workers, or on none.
+def stop_together(
+    callbacks: CallbackList, doing: str, epoch_iterator: EpochIterator, extended
+) -> bool:
+    """Makes the callbacks of a call to Keras stop it on all workers, or on none.
 
     Args:
         callbacks: the list that Keras made for this call.
-        epoch_iterator: Keras's iterator over the training data.
+        doing: what the call does: "training", "evaluating" or "predicting".
+        epoch_iterator: Keras's iterator over the data of it.
         extended: implementation of the strategy.
 
     Returns:
         Whether that is news: False if it was done before.
     """
-    if getattr(callbacks, "_epoch_iterator", None) is epoch_iterator:
-        return False
     if not isinstance(callbacks, _StopsTogether):
         callbacks.__class__ = type("StopsTogether", (_StopsTogether, type(callbacks)), {})
-    callbacks._asked = callbacks._ran_out_of_data = False
-    callbacks._extended = extended
-    callbacks._epoch_iterator = epoch_iterator
+        callbacks._extended = extended
+        callbacks._epoch_iterators, callbacks._asked, callbacks._ran_out_of_data = {}, set(), set()
+    if callbacks._epoch_iterators.get(doing) is epoch_iterator:
+        return False
+    callbacks._epoch_iterators[doing] = epoch_iterator
     # Keras warns as soon as the data ends, when it is not known yet that it was a stop.
-    epoch_iterator._interrupted_warning = callbacks._note_end_of_data
+    epoch_iterator._interrupted_warning = lambda: callbacks._ran_out_of_data.add(doing)
     return True

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.agreement import hyper_parameters
+from tf_scalecom.agreement import describe_optimizer
 from tf_scalecom.optimizer import scalecom_optimizer
 
 State = Mapping[str, Sequence[np.ndarray]]
@@ -52,8 +52,7 @@ def describe(model: keras.Model) -> dict:
         name: {"shape": parts[0].shape.as_list(), "dtype": parts[0].dtype.name}
         for name, parts in _replicas(model).items()
     }
-    config = keras.saving.serialize_keras_object(model.optimizer)
-    return {"variables": variables, "optimizer": hyper_parameters(config)}
+    return {"variables": variables, "optimizer": describe_optimizer(model.optimizer)}
 
 
 def build_optimizer(model: keras.Model) -> None:
