@@ -5,7 +5,7 @@ for each other in collectives that do not match, or train on with different numb
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
 
@@ -111,6 +111,7 @@ def describe_variables(variables: Sequence[keras.Variable]) -> list[dict]:
 
 
 def _flattened(structure, place="") -> Iterator[tuple[str, object]]:
+    children: Iterable[tuple[object, object]]
     if isinstance(structure, dict):
         children = structure.items()
     elif isinstance(structure, (list, tuple)):

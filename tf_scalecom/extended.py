@@ -46,7 +46,10 @@ _SKIP_ADVICE = (
     "the start are normal; so many mean that a lower loss scale does not help: look for NaN and "
     "infinities in the data and the loss, or lower the learning rate."
 )
-_skip_warnings = weakref.WeakKeyDictionary()  # by Keras's LossScaleOptimizer
+# By Keras's LossScaleOptimizer.
+_skip_warnings: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, SkipWarning] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):

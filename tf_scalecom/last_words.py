@@ -31,7 +31,7 @@ class LastWords:
         self._find_gone = find_gone
         earlier = sys.excepthook
         # A second strategy in the process has the same peers: its words are enough.
-        self._previous = earlier._previous if isinstance(earlier, LastWords) else earlier
+        self._previous: Callable = earlier._previous if isinstance(earlier, LastWords) else earlier
         sys.excepthook = self
 
     def stop(self) -> None:

@@ -140,14 +140,15 @@ class Layout:
         Args:
           least_bytes: payload of a bucket, at least; None for one bucket of all tensors.
         """
-        buckets, size = [[]], 0
+        buckets: list[list[int]] = [[]]
+        size = 0
         for position in reversed(range(len(self.tensors))):
             if least_bytes is not None and size >= least_bytes:
                 buckets.append([])
                 size = 0
             buckets[-1].append(position)
             size += self.tensors[position].payload(self.value_dtype)
-        if len(buckets) > 1 and size < least_bytes:
+        if least_bytes is not None and len(buckets) > 1 and size < least_bytes:
             rest = buckets.pop()
             buckets[-1] += rest
         return [tuple(sorted(bucket)) for bucket in buckets]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -113,17 +114,17 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        inner_optimizer,
-        compression_ratio=100,
-        beta=1.0,
-        warmup_steps=0,
-        exclude=(),
-        selection="chunk",
-        chunk_keep=1,
-        value_dtype="float32",
-        name=None,
+        inner_optimizer: keras.optimizers.Optimizer,
+        compression_ratio: float | str | Mapping[str, float] = 100,
+        beta: float = 1.0,
+        warmup_steps: int = 0,
+        exclude: str | Sequence[str] = (),
+        selection: str = "chunk",
+        chunk_keep: int = 1,
+        value_dtype: str = "float32",
+        name: str | None = None,
         *,
-        hierarchical=False,
+        hierarchical: bool = False,
     ):
         check_inner(inner_optimizer)
         self._lock = False
@@ -143,7 +144,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             (), dtype="int64", aggregation="only_first_replica", name="skipped_steps"
         )
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the residuals and builds the inner optimizer.
 
         Args:
@@ -210,38 +211,36 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         return residual
 
     @property
-    def variables(self):
+    def variables(self) -> list[keras.Variable]:
         """Own variables, then the inner optimizer's."""
         return self._variables + self.inner_optimizer.variables
 
     @property
     def residuals(self) -> dict[str, tuple[np.ndarray, ...]]:
         """Variable path -> float32 array in the variable's shape, for each local replica."""
-        self._check_built("residuals")
+        state = self._built_state("residuals")
         unwrap = self._distribution_strategy.experimental_local_results
         return {
-            self._state.layout.tensors[position].path: tuple(
+            state.layout.tensors[position].path: tuple(
                 part.numpy() for part in unwrap(residual.value)
             )
-            for position, residual in self._state.residuals.items()
+            for position, residual in state.residuals.items()
         }
 
     @property
     def residual_variables(self) -> list[keras.Variable]:
         """The float32 variables behind `residuals`; each replica has a value of its own."""
-        self._check_built("residual_variables")
-        return list(self._state.residuals.values())
+        return list(self._built_state("residual_variables").residuals.values())
 
     @property
-    def skipped_steps(self):
+    def skipped_steps(self) -> keras.Variable:
         """Number of steps skipped for a gradient that was not finite on some replica."""
         return self._skipped_steps
 
     @property
     def gradient_norm(self) -> GradientNorm:
         """Measures the gradients of the variables that have a residual, once it is told to."""
-        self._check_built("gradient_norm")
-        return self._state.gradient_norm
+        return self._built_state("gradient_norm").gradient_norm
 
     def compression_report(
         self, num_replicas: int | None = None, *, warmup: bool = False
@@ -253,7 +252,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             workers if the exchange is hierarchical.
           warmup: count a step of the warm-up, in which all gradients travel dense.
         """
-        self._check_built("compression_report()")
+        layout = self._built_state("compression_report()").layout
         strategy = self._distribution_strategy
         replicas = num_replicas
         if replicas is None:
@@ -265,7 +264,6 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 f"{num_replicas!r}. Leave it out for the current strategy."
             )
         ops = scalecom_ops(strategy)
-        layout = self._state.layout
         return compression_report(
             layout.without_compression() if warmup else layout,
             replicas,
@@ -273,7 +271,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             bucket_bytes=None if ops is None else ops.bucket_bytes,
         )
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
         """Exchanges gradients and updates variables. Call it in replica context.
 
         Args:
@@ -340,6 +338,11 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 f"ScaleComOptimizer: expected to be built before {wanted}; received no variables "
                 "yet. Call `optimizer.build(model.trainable_variables)` or train a step first."
             )
+
+    def _built_state(self, wanted) -> CompressionState:
+        self._check_built(wanted)
+        assert self._state is not None  # for type checkers
+        return self._state
 
     def save_own_variables(self, store):
         """Saves residuals and counters; Keras saves the inner optimizer beside them."""

@@ -41,7 +41,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         ```
     """
 
-    def __init__(self, cluster_resolver=None, communication_options=None):
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+    ):
         """Joins the cluster, as soon as all its workers have come.
 
         Args:

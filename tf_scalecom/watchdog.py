@@ -64,7 +64,8 @@ class Watchdog:
         self._notice = notice.Notice(name)
         self._last_words = LastWords(name, self._gone)
         # Which calls all workers were last seen to wait in, and how long this one had then.
-        self._calls, self._calls_since = {}, 0.0
+        self._calls: dict[str, str | None] = {}
+        self._calls_since = 0.0
         self._stopped = threading.Event()
         # Daemon: the end of the main thread is the end of training. It must not be inside
         # TensorFlow, though, when the interpreter goes.

@@ -70,10 +70,12 @@ def forecasts(scenario: Scenario) -> list[Forecast]:
 
 # Counting bytes takes far longer than dividing them by speeds, which a plot does hundreds of times.
 @functools.lru_cache
-def _ways(layouts, bucket_bytes, workers, replicas_per_worker):
+def _ways(
+    layouts, bucket_bytes, workers, replicas_per_worker
+) -> list[tuple[str, Layout | None, bool, Exchange]]:
     """(method, layout, hierarchical, exchange) of each forecast."""
     model, replicas = layouts[0][1], workers * replicas_per_worker
-    ways = [
+    ways: list[tuple[str, Layout | None, bool, Exchange]] = [
         ("dense", None, False, performance.dense_exchange(model, replicas)),
         ("dense float16", None, False, performance.float16_exchange(model, replicas)),
     ]

@@ -1,6 +1,5 @@
 """What a plan needs to know of a machine, measured on this one."""
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -61,13 +60,12 @@ def _median_seconds(run: Callable[[], object]) -> float:
     """Median of as many runs as fit in a second; `run` returns when it is done."""
     run()  # traces
     run()  # creates what the first step of an optimizer creates
-    times, end = [], time.perf_counter() + _SECONDS
-    for number in itertools.count():
-        start = time.perf_counter()
-        if start > end and number >= _LEAST_RUNS:
-            return statistics.median(times)
+    times: list[float] = []
+    end = time.perf_counter() + _SECONDS
+    while (start := time.perf_counter()) <= end or len(times) < _LEAST_RUNS:
         run()
         times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def _inputs(model):

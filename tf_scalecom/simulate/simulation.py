@@ -55,7 +55,7 @@ class Simulation:
         self.method = build_method(self._schedule.final, config)
         # Plain sums need no learner's own gradient.
         is_dense = config.method == "dense"
-        self._reductions = {}
+        self._reductions: dict[Layout, Callable[..., Reduced]] = {}
         self._velocities = []
         if config.momentum and config.momentum_placement == "before":
             shapes = [v.shape for v in self._weights]
@@ -169,13 +169,13 @@ class Simulation:
     def _measure_after(self, compensated, reduced: Reduced, layout):
         if compensated is None:
             return {}
-        reduced = [reduced.gradients[position] for position in self.method.compressed]
+        sums = [reduced.gradients[position] for position in self.method.compressed]
         measured = {
             "residual_cosine_distance": diagnostics.cosine_distance(self.method.residuals),
-            "contraction": diagnostics.contraction(compensated, reduced),
+            "contraction": diagnostics.contraction(compensated, sums),
         }
         if self.config.method != "power_sgd":
-            measured["build_up"] = diagnostics.build_up(reduced, layout)
+            measured["build_up"] = diagnostics.build_up(sums, layout)
         return measured
 
 

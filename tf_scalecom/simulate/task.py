@@ -46,9 +46,10 @@ def load_task(path: pathlib.Path) -> Task:
             "not a file here. Try models/image/task.py from the root of the repository."
         )
     sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(f"simulated_{path.stem}", path)
+    loader = importlib.machinery.SourceFileLoader(f"simulated_{path.stem}", str(path))
+    spec = importlib.machinery.ModuleSpec(loader.name, loader, origin=str(path))
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     factory = getattr(module, FACTORY, None)
     if factory is None:
         raise ValueError(
