@@ -1,4 +1,4 @@
-"""What the reports share: the task, the folder of their runs, the form of their pictures."""
+"""What the reports share: the tasks, the folders of their runs, the form of their pictures."""
 
 import pathlib
 import sys
@@ -7,20 +7,38 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_scalecom.simulate import SimulationConfig, load_task, plots, run_all
-from tf_scalecom.simulate.run_files import RECORDS
+from tf_scalecom.simulate.run_files import RECORDS, read_result
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TASK = ROOT / "models" / "image" / "task.py"
+TASKS = {
+    "image": TASK,
+    "small_image": ROOT / "models" / "image" / "small_task.py",
+    "fast_image": ROOT / "models" / "image" / "fast_task.py",
+    "translation": ROOT / "models" / "translation" / "task.py",
+    "speech": ROOT / "models" / "speech" / "task.py",
+}
 RUNS = ROOT / "runs" / "reports"
 PICTURES = ROOT / "docs" / "pictures"
 
 
-def simulated(configs: Sequence[SimulationConfig]) -> dict[SimulationConfig, pathlib.Path]:
+def simulated(
+    configs: Sequence[SimulationConfig], task: str = "image"
+) -> dict[SimulationConfig, pathlib.Path]:
     """Makes the runs that are not done yet; config -> folder."""
     if plots.pyplot() is None:
         sys.exit("Expected matplotlib to draw the report; received none: pip install matplotlib.")
     tf.get_logger().setLevel("ERROR")
-    return dict(zip(configs, run_all(load_task(TASK), configs, RUNS), strict=True))
+    folders = run_all(load_task(TASKS[task]), configs, RUNS / task)
+    return dict(zip(configs, folders, strict=True))
+
+
+def done(
+    configs: Sequence[SimulationConfig], task: str = "image"
+) -> dict[SimulationConfig, pathlib.Path]:
+    """Those of the runs that are done; config -> folder."""
+    folders = {config: RUNS / task / config.name for config in configs}
+    return {c: folder for c, folder in folders.items() if read_result(folder) is not None}
 
 
 def column(folder: pathlib.Path, name: str) -> tuple[list[int], list[float]]:

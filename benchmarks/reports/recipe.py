@@ -1,0 +1,126 @@
+"""Accuracy against bytes of every way to train that docs/recipe.md speaks of.
+
+    python benchmarks/reports/recipe.py         -> docs/pictures/recipe.png, docs/data/recipe.csv,
+                                                   and the tables
+    python benchmarks/reports/recipe.py --done  the same of the runs that are done, making none
+
+Made from nothing it takes hours (docs/recipe.md): `--only image-4` makes one experiment.
+"""
+
+import argparse
+import csv
+import math
+import pathlib
+from typing import NamedTuple
+
+from experiments import EXPERIMENTS, Experiment
+from paired import deficit, estimate, text
+from report_runs import ROOT, save
+
+from tf_scalecom.simulate import plots
+from tf_scalecom.simulate.run_files import EVALUATIONS, RECORDS, read_result, read_table
+
+TABLE = ROOT / "docs" / "data" / "recipe.csv"
+
+
+class Outcome(NamedTuple):
+    """Of one run: its figure in percent, NaN where it diverged, and bytes of a late step."""
+
+    figure: float
+    bytes_per_step: float
+
+
+def outcome(folder: pathlib.Path, figure: str) -> Outcome:
+    """Reads a finished run."""
+    sent = float(read_table(folder / RECORDS)[-1]["bytes_sent"])
+    if read_result(folder)["diverged"]:
+        return Outcome(math.nan, sent)
+    return Outcome(100 * float(read_table(folder / EVALUATIONS)[-1][figure]), sent)
+
+
+def outcomes(experiment: Experiment, only_done: bool) -> dict[str, dict[int, Outcome]]:
+    """Arm -> seed -> outcome, of the arms that have runs."""
+    found: dict[str, dict[int, Outcome]] = {}
+    for (arm, seed), folder in experiment.folders(only_done).items():
+        found.setdefault(arm, {})[seed] = outcome(folder, experiment.figure)
+    return found
+
+
+def print_table(experiment: Experiment, found: dict[str, dict[int, Outcome]]) -> None:
+    """Every arm with its bytes, its figure and what it loses to the dense arm of equal seeds."""
+    print(f"\n{experiment.title}\n")
+    print(f"| arm | KB/step | dense / sent | seeds | {experiment.figure.replace('_', ' ')}, % "
+          "| deficit, points | upper 95 % |")
+    print("|---|---|---|---|---|---|---|")
+    dense = found.get(experiment.arms[0].name)
+    for arm, runs in found.items():
+        sent = next(iter(runs.values())).bytes_per_step
+        figures = {seed: run.figure for seed, run in runs.items()}
+        cells = [arm, f"{sent / 1e3:,.1f}", "", f"{len(runs)}", "", "", ""]
+        if dense:
+            cells[2] = f"{next(iter(dense.values())).bytes_per_step / sent:.1f}"
+        if any(math.isnan(f) for f in figures.values()):
+            cells[4] = "diverged"
+        else:
+            mean = estimate(list(figures.values()))
+            cells[4] = text(mean.mean, mean.standard_error)
+            if dense and runs is not dense and dense.keys() & figures.keys():
+                lost = deficit({seed: run.figure for seed, run in dense.items()}, figures)
+                cells[5] = text(lost.mean, lost.standard_error)
+                cells[6] = "" if math.isnan(lost.upper) else f"{lost.upper:.2f}"
+        print(f"| {' | '.join(cells)} |")
+
+
+def write(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
+    """One row per run."""
+    TABLE.parent.mkdir(exist_ok=True)
+    with TABLE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["experiment", "arm", "seed", "figure", "percent", "bytes_per_step"])
+        for experiment, found in tables.items():
+            for arm, runs in found.items():
+                for seed, run in runs.items():
+                    writer.writerow([experiment.name, arm, seed, experiment.figure,
+                                     f"{run.figure:.3f}", f"{run.bytes_per_step:.0f}"])
+    print(f"\n{TABLE.relative_to(ROOT)}")
+
+
+def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
+    """One panel an experiment: figure against bytes."""
+    columns = 2
+    rows = -(-len(tables) // columns)
+    figure, axes = plots.pyplot().subplots(
+        rows, columns, figsize=(13, 4.2 * rows), squeeze=False
+    )
+    for axis, (experiment, found) in zip(axes.flat, tables.items(), strict=False):
+        for arm, runs in found.items():
+            points = [(run.bytes_per_step / 1e3, run.figure) for run in runs.values()]
+            axis.plot(*zip(*points, strict=True), "o", alpha=0.8, label=arm)
+        axis.set_xscale("log")
+        axis.set_xlabel("KB a learner sends in a step")
+        axis.set_ylabel(f"{experiment.figure.replace('_', ' ')}, %")
+        axis.set_title(experiment.title, fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    for axis in axes.flat[len(tables):]:
+        axis.set_axis_off()
+    save(figure, "recipe.png")
+
+
+def main():
+    """Runs, prints the tables, draws."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--done", action="store_true", help="only of the runs that are done")
+    parser.add_argument("--only", choices=[e.name for e in EXPERIMENTS], help="one experiment")
+    args = parser.parse_args()
+    chosen = [e for e in EXPERIMENTS if args.only in (None, e.name)]
+    tables = {e: found for e in chosen if (found := outcomes(e, args.done))}
+    for experiment, found in tables.items():
+        print_table(experiment, found)
+    if args.only is None:
+        write(tables)
+        draw(tables)
+
+
+if __name__ == "__main__":
+    main()
