@@ -4,6 +4,8 @@ All workers pass the same callbacks to `fit`. Those of Keras that look at the me
 all workers, as the metrics are the same.
 """
 
+import os
+
 import keras
 from absl import logging
 
@@ -52,7 +54,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             optimizer with other variables.
     """
 
-    def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True):
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike,
+        save_freq: str | int = "epoch",
+        delete_checkpoint: bool = True,
+    ):
         super().__init__()
         if not backup_dir:
             raise ValueError(

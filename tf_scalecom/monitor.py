@@ -56,7 +56,12 @@ class CompressionMonitor(keras.callbacks.Callback):
         ```
     """
 
-    def __init__(self, log_dir=None, csv_path=None, update_freq="epoch"):
+    def __init__(
+        self,
+        log_dir: str | os.PathLike | None = None,
+        csv_path: str | os.PathLike | None = None,
+        update_freq: str | int = "epoch",
+    ):
         super().__init__()
         is_count = isinstance(update_freq, int) and not isinstance(update_freq, bool)
         if update_freq != "epoch" and not (is_count and update_freq > 0):

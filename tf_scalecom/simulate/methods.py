@@ -128,7 +128,7 @@ class LocalTopK(SelectingMethod):
         return dense + (self._learners - 1) * message
 
 
-_CLASSES: dict[str, type[Method]] = {
+_CLASSES: dict[str, Callable[[Layout, SimulationConfig], Method]] = {
     "dense": SelectingMethod,
     "clt_k": SelectingMethod,
     "mean_top_k": MeanTopK,

@@ -1,9 +1,12 @@
 """A model, n learners, one method: the training step, and what is measured of it."""
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_scalecom.layout import Layout
 from tf_scalecom.simulate import diagnostics, schedules
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.gradients import LearnerGradients
