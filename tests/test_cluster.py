@@ -41,7 +41,17 @@ TWO = {"worker": ["a:1", "b:1"]}
         (config(TWO, index=None), "an integer as the task's index .* received None"),
         (config(TWO, index=True), "an integer as the task's index .* received True"),
         (config(TWO, index=0.5), "an integer as the task's index"),
-        (config({"worker": ["a:1", "a:1"]}), "different address for each task .* 'a:1' twice"),
+        (config({"worker": ["a:1", "a:1"]}), "different address for each task .* 'a:1' and 'a:1'"),
+        (config({"worker": ["localhost:1", "127.0.0.1:1"]}), "'localhost:1' and '127.0.0.1:1'"),
+        (config({"chief": ["[::1]:1"], "worker": ["LocalHost.:01"]}), "a different address"),
+        (config({"worker": ["Host.example.:1", "host.Example:1"]}), "a different address"),
+        (config({"worker": ["[fe80::1]:1", "[fe80:0::1]:1"]}), "a different address"),
+        (config({"worker": ["http://a:1", "b:1"]}), "neither http:// .* received 'http://a:1'"),
+        (config({"worker": ["a:1/", "b:1"]}), "host:port"),
+        (config({"worker": ["a:\u0661", "b:1"]}), "a port from 1 to 65535"),
+        (config({"worker": ["a: 1", "b:1"]}), "host:port"),
+        (config({"worker": ["fe80::1:1", "b:1"]}), r"IPv6 in \[\]"),
+        (config(TWO, index="\u0661"), "an integer as the task's index"),
         (config({"chief": ["a:1"], "worker": ["a:1"]}), "different address for each task"),
         (config({"worker": ["a", "b:1"]}), "host:port .* received 'a'"),
         (config({"worker": ["a:http"]}), "host:port"),
@@ -64,6 +74,8 @@ def test_no_config_means_no_cluster(text):
 def test_good_config():
     cluster = parse_tf_config(config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index="1"))
     assert cluster.address == "c:1"
+    alike = ["my-host.example:1", "my_host:1", "[fe80::1]:1", "10.0.0.1:1", "10.0.0.1:2"]
+    assert parse_tf_config(config({"worker": alike})).jobs == {"worker": tuple(alike)}
     assert cluster.peers == {"chief 0": "a:1", "worker 0": "b:1"}
 
 

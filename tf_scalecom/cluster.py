@@ -7,8 +7,10 @@ is said here, and the workers meet here first, in Python, where waiting is finit
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -30,6 +32,9 @@ _EXAMPLE = (
     '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '
     '"task": {"type": "worker", "index": 0}}'
 )
+
+
+_ADDRESS = re.compile(r"([^\s/@:\[\]]+|\[[^\s/@\[\]]+\]):(?P<port>[0-9]{1,5})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,15 +136,24 @@ def _checked(jobs, task, source) -> Cluster:
         if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
             raise _bad_config(f"a list of addresses for job {job!r}", repr(addresses), source)
         for address in addresses:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-                raise _bad_config("addresses of the form host:port", f"{address!r} ({job})", source)
+            written = _ADDRESS.fullmatch(address)
+            if not written or not 0 < int(written["port"]) < 65536:
+                raise _bad_config(
+                    "addresses of the form host:port (neither http:// nor a path; a port from 1 to "
+                    "65535; IPv6 in [])",
+                    f"{address!r} ({job})",
+                    source,
+                )
     if not jobs.get("chief") and not jobs.get("worker"):
         raise _bad_config("at least one address under `worker`", repr(jobs), source)
     addresses = [address for job in jobs.values() for address in job]
+    spellings = {}
     for address in addresses:
-        if addresses.count(address) > 1:
-            raise _bad_config("a different address for each task", f"{address!r} twice", source)
+        spellings.setdefault(_place(address), []).append(address)
+    for same in spellings.values():
+        if len(same) > 1:
+            received = " and ".join(map(repr, same)) + ", which are one"
+            raise _bad_config("a different address for each task", received, source)
     if len(jobs.get("chief", ())) > 1:
         raise _bad_config("one `chief`", f"{len(jobs['chief'])} chiefs", source)
     task_type, task_id = task.get("type"), task.get("index")
@@ -154,7 +168,7 @@ def _checked(jobs, task, source) -> Cluster:
             source,
         )
     # TensorFlow reads "0" as 0 too. A bool is an int to Python, and a mistake here.
-    if isinstance(task_id, str) and task_id.isdecimal():
+    if isinstance(task_id, str) and re.fullmatch("[0-9]+", task_id):
         task_id = int(task_id)
     if not isinstance(task_id, int) or isinstance(task_id, bool):
         raise _bad_config("an integer as the task's index", repr(task_id), source)
@@ -165,6 +179,16 @@ def _checked(jobs, task, source) -> Cluster:
             source,
         )
     return Cluster({job: tuple(a) for job, a in jobs.items()}, task_type, task_id)
+
+
+def _place(address):
+    """Host and port, alike for all spellings of an address that can be told without asking DNS."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]").lower().removesuffix(".")
+    with contextlib.suppress(ValueError):  # a name
+        number = ipaddress.ip_address(host)
+        host = "localhost" if number.is_loopback else str(number)
+    return host, int(port)
 
 
 def _bad_config(expected, received, source) -> ValueError:
