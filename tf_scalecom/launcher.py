@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 from typing import BinaryIO, TextIO
 
 from tf_scalecom.local_cluster import LocalCluster, LocalWorker, says_port_taken
@@ -78,7 +79,7 @@ def run(
         return 0
     if max_restarts:
         display.note(f"no restart left of {max_restarts}: giving up")
-    code = failed.poll()
+    code = cast(int, failed.poll())  # it has ended
     return 128 - code if code < 0 else code
 
 

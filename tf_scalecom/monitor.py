@@ -63,8 +63,8 @@ class CompressionMonitor(keras.callbacks.Callback):
         update_freq: str | int = "epoch",
     ):
         super().__init__()
-        is_count = isinstance(update_freq, int) and not isinstance(update_freq, bool)
-        if update_freq != "epoch" and not (is_count and update_freq > 0):
+        is_int = isinstance(update_freq, int) and not isinstance(update_freq, bool)
+        if update_freq != "epoch" and not (is_int and int(update_freq) > 0):
             raise ValueError(
                 "CompressionMonitor: expected `update_freq` to be 'epoch' or a number of batches "
                 f">= 1; received {update_freq!r}. Correct it."

@@ -294,12 +294,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         grads, variables = inner._overwrite_variables_directly_with_gradients(grads, variables)
         if grads:
             grads = [self._prepare(g, v) for g, v in zip(grads, variables, strict=True)]
-            step = UpdateStep(inner, variables, self._state)
+            step = UpdateStep(inner, variables, self._built_state("apply()"))
             context.merge_call(step.run, args=(grads, context.replica_id_in_sync_group))
 
     def _known_variables(self, grads, variables):
         if variables is None:
-            self._check_built("apply() without variables")
+            self._built_state("apply() without variables")
             variables = self._trainable_variables
         variables = list(variables)
         if not self.built:
@@ -332,16 +332,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
-    def _check_built(self, wanted):
-        if not self.built:
+    def _built_state(self, wanted: str) -> CompressionState:
+        if self._state is None:
             raise ValueError(
                 f"ScaleComOptimizer: expected to be built before {wanted}; received no variables "
                 "yet. Call `optimizer.build(model.trainable_variables)` or train a step first."
             )
-
-    def _built_state(self, wanted) -> CompressionState:
-        self._check_built(wanted)
-        assert self._state is not None  # for type checkers
         return self._state
 
     def save_own_variables(self, store):

@@ -3,6 +3,8 @@
 The methods that select elements all run `algorithm.exchange`; they differ in who chooses.
 """
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tf_scalecom import algorithm, ops
