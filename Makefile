@@ -1,6 +1,9 @@
 # make demo          train on two workers, dense and compressed (QUICK=1: a short look)
 # make test          the test suite; ARGS="-k name" is passed to pytest
-# make lint          ruff
+# make lint          ruff, and mypy on the package
+# make docs          the documentation as a site, in build/site
+# make dist          source distribution and wheel, in dist/
+# make test-oldest   the tests that depend most on Keras and TensorFlow, with the oldest of both
 # make clean         removes build and run products; keeps .venv and the data sets
 # All of them set up .venv first, once per change of the requirements or of the native kernels.
 
@@ -9,11 +12,14 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	&& echo $$p && break; done)
 VENV := .venv
 INSTALLED := $(VENV)/installed
+DOCS_INSTALLED := $(VENV)/docs-installed
+OLDEST := build/oldest
+OLDEST_TESTS := tests/test_optimizer.py tests/test_strategy.py tests/test_keras_contract.py tests/test_saving.py
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 NATIVE := setup.py $(shell find custom_ops -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.bzl')
 DEMO_FLAGS := $(if $(QUICK),--quick)
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs dist test-oldest clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/demo.py $(DEMO_FLAGS)
@@ -23,6 +29,22 @@ test: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+docs: $(INSTALLED) $(DOCS_INSTALLED)
+	$(VENV)/bin/mkdocs build --strict --quiet
+
+dist: $(INSTALLED)
+	$(VENV)/bin/python -m build --no-isolation
+
+# A copy of the sources, as the op library of this folder is built for another TensorFlow.
+test-oldest:
+	$(PYTHON) -m venv --clear $(OLDEST)/venv
+	$(OLDEST)/venv/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-oldest.txt
+	rm -rf $(OLDEST)/source && mkdir $(OLDEST)/source
+	git archive HEAD | tar -x -C $(OLDEST)/source
+	cd $(OLDEST)/source && ../venv/bin/python -m pip --disable-pip-version-check install --quiet \
+		--no-deps --no-build-isolation --editable . && ../venv/bin/python -m pytest $(OLDEST_TESTS) $(ARGS)
 
 # A .venv made by hand is adopted; one whose interpreter no longer runs is made anew.
 $(INSTALLED): requirements.txt pyproject.toml $(NATIVE)
@@ -31,6 +53,10 @@ $(INSTALLED): requirements.txt pyproject.toml $(NATIVE)
 	$(VENV)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) -r requirements.txt
 	$(PIP) --no-deps --no-build-isolation --editable . # compiled for the TensorFlow just installed
+	@touch $@
+
+$(DOCS_INSTALLED): requirements-docs.txt
+	$(PIP) -r requirements-docs.txt
 	@touch $@
 
 clean:
