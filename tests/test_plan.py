@@ -246,6 +246,22 @@ def test_advice_on_a_fast_link_says_that_compression_does_not_help():
     assert "On links of less than" in said
 
 
+def test_advice_names_no_way_that_gains_nothing():
+    advised = 0
+    for gbits in range(1, 60):
+        of = scenario(link_bytes_per_second=gbits * GBIT)
+        speed_ups = {f.method: f.speed_up for f in forecasts(of)[2:]}
+        first = advice(of)[0]
+        if first.startswith("Use "):
+            advised += 1
+            named = speed_ups[first.removeprefix("Use ").split(":")[0]]
+            assert named >= 1.05
+            assert named * 1.05 >= max(speed_ups.values())
+        else:
+            assert max(speed_ups.values()) < 1.05
+    assert 0 < advised < 59
+
+
 def test_advice_when_half_the_bytes_are_enough():
     said = " ".join(advice(scenario(compute_seconds=0.1, link_bytes_per_second=7 * GBIT)))
     assert "Casting gradients to float16" in said

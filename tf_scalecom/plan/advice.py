@@ -5,7 +5,7 @@ import math
 
 from tf_scalecom.plan.forecast import Scenario, forecasts
 
-# Two step times closer than this are alike: the model is not better.
+# Two step times closer than this are alike: the predictions are no better.
 _ALIKE = 1.05
 # More than any model sends: all gradients in one bucket.
 _ONE_BUCKET = 1 << 30
@@ -19,9 +19,10 @@ def advice(scenario: Scenario) -> list[str]:
     best = max(compressed, key=_speed_up)
     if best.speed_up < _ALIKE:
         return [_no_help(dense, best), *_one_bucket(scenario, best)]
-    # Of those as fast as the best, the one that drops least.
+    # Of those that help, as fast as the best, the one that drops least.
+    enough = max(_ALIKE, best.speed_up / _ALIKE)
     chosen = max(
-        (f for f in compressed if f.speed_up * _ALIKE >= best.speed_up),
+        (f for f in compressed if f.speed_up >= enough),
         key=lambda f: (f.exchange.sent_bytes, f.speed_up),
     )
     said = [
@@ -43,8 +44,8 @@ def _no_help(dense, best):
     share = exchange_seconds / dense.time.step_seconds
     said = (
         f"Compression will not help you: dense gradients take {1e3 * exchange_seconds:.3g} ms of "
-        f"a step of {_milliseconds(dense)} ({share:.0%}), and with {best.method}, the fastest, a "
-        f"step takes {_milliseconds(best)}."
+        f"a step of {_milliseconds(dense)} ({share:.0%}), and with {best.method}, the fastest "
+        f"compressed way, a step takes {_milliseconds(best)}."
     )
     return f"{said} {_break_even(best)}" if best.break_even_bytes_per_second else said
 
