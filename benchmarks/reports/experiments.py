@@ -129,7 +129,15 @@ SCREENING = Experiment(
         Arm("1 of 100, beta 1, momentum 0.9", PAPER),
         Arm("1 of 100, beta 0.3, momentum 0.9 before",
             PAPER | {"beta": 0.3, "momentum_placement": "before"}),
+        *(
+            Arm(f"1 of {ratio}, beta 0.3", RECIPE | {"compression_ratio": ratio})
+            for ratio in (25, 400, "auto")
+        ),
         Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.5}),
+        Arm("PowerSGD rank 1, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2}),
+        Arm("PowerSGD rank 1, rate 0.1", {"method": "power_sgd", "learning_rate": 0.1}),
+        Arm("PowerSGD rank 2, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2, "rank": 2}),
+        Arm("PowerSGD rank 4, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2, "rank": 4}),
         Arm("PowerSGD rank 1, momentum 0.9", PAPER | {"method": "power_sgd"}),
     ),
 )
@@ -167,3 +175,4 @@ SPEECH = Experiment(
 )
 
 EXPERIMENTS = (SCREENING, IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)
+CONVERGENCE = (IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)

@@ -184,7 +184,9 @@ class Simulation:
 
 def _inner_optimizer(config: SimulationConfig) -> keras.optimizers.Optimizer:
     if config.optimizer == "adam":
-        return keras.optimizers.Adam(config.learning_rate, beta_2=config.adam_beta_2)
+        return keras.optimizers.Adam(
+            config.learning_rate, beta_1=config.adam_beta_1, beta_2=config.adam_beta_2
+        )
     # Keras takes no integer for a momentum, as the command line gives for "0".
     after = float(config.momentum) if config.momentum_placement == "after" else 0.0
     return keras.optimizers.SGD(config.learning_rate, momentum=after)

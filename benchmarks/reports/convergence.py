@@ -1,0 +1,56 @@
+"""Convergence: the figure that counts over the steps, dense and at several ratios, task by task.
+
+    python benchmarks/reports/convergence.py         -> docs/pictures/convergence.png
+    python benchmarks/reports/convergence.py --done  the same of the runs that are done, making none
+
+The runs are those of `recipe.py`, which prints where they end.
+"""
+
+import argparse
+
+import numpy as np
+from experiments import CONVERGENCE, Experiment
+from report_runs import save
+
+from tf_scalecom.simulate import plots
+from tf_scalecom.simulate.run_files import EVALUATIONS
+
+
+def curves(experiment: Experiment, only_done: bool) -> dict[str, tuple[list[int], np.ndarray]]:
+    """Arm -> (steps, percent [seed, step]) of the runs that came to their end."""
+    found: dict[str, list] = {}
+    for (arm, _), folder in experiment.folders(only_done).items():
+        steps, values = plots.column(folder, EVALUATIONS, experiment.figure)
+        if steps and steps[-1] == experiment.options["steps"]:
+            found.setdefault(arm, []).append((steps, [100 * value for value in values]))
+    return {
+        arm: (runs[0][0], np.array([values for _, values in runs])) for arm, runs in found.items()
+    }
+
+
+def main():
+    """Runs, draws: the mean of the seeds, and a band from the least to the greatest."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--done", action="store_true", help="only of the runs that are done")
+    only_done = parser.parse_args().done
+    panels = {e: found for e in CONVERGENCE if (found := curves(e, only_done))}
+    rows = -(-len(panels) // 2)
+    figure, axes = plots.pyplot().subplots(rows, 2, figsize=(13, 4.2 * rows), squeeze=False)
+    for axis, (experiment, arms) in zip(axes.flat, panels.items(), strict=False):
+        for arm, (steps, values) in arms.items():
+            (line,) = axis.plot(steps, values.mean(axis=0), marker=".", label=arm)
+            axis.fill_between(
+                steps, values.min(axis=0), values.max(axis=0), alpha=0.2, color=line.get_color()
+            )
+        axis.set_title(experiment.title, fontsize=9)
+        axis.set_xlabel("step")
+        axis.set_ylabel(f"{experiment.figure.replace('_', ' ')}, %")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    for axis in axes.flat[len(panels):]:
+        axis.set_axis_off()
+    save(figure, "convergence.png")
+
+
+if __name__ == "__main__":
+    main()
