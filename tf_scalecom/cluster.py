@@ -147,7 +147,7 @@ def _checked(jobs, task, source) -> Cluster:
     if not jobs.get("chief") and not jobs.get("worker"):
         raise _bad_config("at least one address under `worker`", repr(jobs), source)
     addresses = [address for job in jobs.values() for address in job]
-    spellings: dict[str, str] = {}
+    spellings: dict[tuple, list[str]] = {}
     for address in addresses:
         spellings.setdefault(_place(address), []).append(address)
     for same in spellings.values():
