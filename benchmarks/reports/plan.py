@@ -34,7 +34,7 @@ PICTURES = ROOT / "docs" / "pictures"
 _BEGIN, _END = "<!-- {}: begin -->", "<!-- {}: end -->"
 FLOAT16, BFLOAT16, KEEP_10 = "MWMS fp16", "ours, bfloat16", "ours, chunk_keep 10"
 ARMS = (MWMS, FLOAT16, OURS, BFLOAT16, KEEP_10, ONE_BUCKET)
-CALIBRATED = ("unshaped", (MWMS, OURS))
+CALIBRATING_RATE, CALIBRATING_ARMS = "unshaped", (MWMS, OURS)
 # Of a model that has no unshaped cells, those of one with as many workers.
 CALIBRATED_BY = {"deep": "5M"}
 
@@ -100,7 +100,7 @@ def cells(measured: dict[tuple, dict]) -> list[Cell]:
             ).step_seconds
             for of_runtime in (costs, Runtime(0.0, 0.0))
         ]
-        calibrates = rate == CALIBRATED[0] and arm in CALIBRATED[1]
+        calibrates = rate == CALIBRATING_RATE and arm in CALIBRATING_ARMS
         predicted.append(
             Cell(model, workers, rate, arm, row["ms"], row["floor_ms"], *times, calibrates)
         )
@@ -109,15 +109,15 @@ def cells(measured: dict[tuple, dict]) -> list[Cell]:
 
 def runtimes(measured: dict[tuple, dict]) -> dict[tuple[str, int], Runtime]:
     """(model, workers) -> costs, where there are unshaped cells."""
-    groups = dict.fromkeys(key[:2] for key in measured if key[2] == CALIBRATED[0])
+    groups = dict.fromkeys(key[:2] for key in measured if key[2] == CALIBRATING_RATE)
     return {group: runtime(measured, *group) for group in groups}
 
 
 def runtime(measured: dict[tuple, dict], model: str, workers: int) -> Runtime:
     """Solves two equations: what the unshaped steps took beyond what the speeds explain."""
     equations = []
-    for arm in CALIBRATED[1]:
-        key = (model, workers, "unshaped", arm)
+    for arm in CALIBRATING_ARMS:
+        key = (model, workers, CALIBRATING_RATE, arm)
         moved = exchange(model, workers, arm)
         alone = step_time(moved, cluster(measured, key, Runtime(0.0, 0.0)), 0.0).step_seconds
         rest = (measured[key]["ms"] - measured[key]["floor_ms"]) / 1e3 - alone
