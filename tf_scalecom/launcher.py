@@ -7,8 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, TextIO, cast
 
 from tf_scalecom.local_cluster import LocalCluster, LocalWorker, says_port_taken
 from tf_scalecom.worker_output import OutputDisplay, last_lines

@@ -28,7 +28,7 @@ class Method(Protocol):
       residuals: [learner][compressed variable], float32 variables.
     """
 
-    compressed: Sequence[int]
+    compressed: tuple[int, ...]
     residuals: list[list[tf.Variable]]
 
     def reduce(self, gradients, layout: Layout, step: tf.Tensor) -> Reduced:
