@@ -24,6 +24,7 @@ import report
 import results as results_lib
 from matrix import FRAMEWORKS, Cell, full_plan, quick_plan
 from namespaces import Network, only_run, require_root
+from scheduling import take_short_turns
 from workers import ROOT, WorkerError, Workers, set_up_torch
 
 ROUNDS = 3
@@ -46,6 +47,7 @@ def main() -> int:
     seconds = QUICK_SECONDS_PER_ROUND if arguments.quick else SECONDS_PER_ROUND
     try:
         require_root()
+        take_short_turns()
         with only_run():
             measure(plan, results, seconds)
     except (PermissionError, RuntimeError, WorkerError) as error:
