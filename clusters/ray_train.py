@@ -1,0 +1,54 @@
+"""Trains on the workers of a Ray cluster: `python ray_train.py --workers 4 --storage /shared/ray`."""
+
+import argparse
+
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.tensorflow import TensorflowTrainer
+
+
+def train(config):
+    """One worker's part. Ray has set TF_CONFIG; TensorFlow is first imported here, not before."""
+    import keras
+    import numpy as np
+    import ray.train
+
+    import tf_scalecom as sc
+
+    strategy = sc.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((100,)), keras.layers.Dense(50, "relu"), keras.layers.Dense(1)]
+        )
+        model.compile(sc.ScaleComOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    inputs = np.random.default_rng(0).normal(size=(256, 100)).astype("float32")
+    # On all workers; each takes its part of every batch.
+    history = model.fit(
+        inputs, inputs[:, :1], batch_size=32, epochs=config["epochs"], verbose=0,
+        callbacks=[sc.callbacks.BackupAndRestore(config["backup_dir"])],
+    )  # fmt: skip
+    report = model.optimizer.compression_report()
+    ray.train.report({"loss": history.history["loss"][-1], "replicas": report.num_replicas})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--gpus", action="store_true", help="a GPU for each worker")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--storage", required=True, help="folder that all nodes share")
+    args = parser.parse_args()
+    trainer = TensorflowTrainer(
+        train,
+        train_loop_config={"epochs": args.epochs, "backup_dir": f"{args.storage}/backup"},
+        scaling_config=ScalingConfig(num_workers=args.workers, use_gpu=args.gpus),
+        # When a worker fails, Ray starts all of them again: training goes on from the backup.
+        run_config=RunConfig(
+            storage_path=args.storage, failure_config=FailureConfig(max_failures=3)
+        ),
+    )
+    metrics = trainer.fit().metrics
+    print(f"replicas {metrics['replicas']}, loss {metrics['loss']:.4f}")
+
+
+if __name__ == "__main__":
+    main()

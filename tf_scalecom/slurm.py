@@ -1,0 +1,90 @@
+"""TF_CONFIG from what SLURM tells a task: `srun python -m tf_scalecom.slurm python train.py`.
+
+TensorFlow's own `SlurmClusterResolver` counts GPUs and fails where there are none; and it sorts
+hosts by name, so that beyond nine of them (n1, n10, n2) a task's rank is not that of its own
+address. Here hosts keep SLURM's order, and a task checks that it runs where it thinks it does.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
+    expand_hostlist,
+    expand_tasks_per_node,
+)
+
+# Below the range from which Linux gives ports to whoever asks for any, which starts at 32768.
+_FIRST_PORT = 12000
+# Jobs that share a node differ in their ports, up to this many tasks a node and jobs in a row.
+_TASKS_PER_NODE = 64
+_JOBS = 320
+
+
+def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
+    """The TF_CONFIG of this task: all tasks of the job step, by rank, are workers.
+
+    Args:
+        environment: where to read SLURM_JOB_ID, SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE,
+            SLURM_PROCID, SLURM_NODEID and SLURM_LOCALID.
+
+    Raises:
+        ValueError: a variable is missing or damaged, a node has more than 64 tasks, or tasks do not
+            fill one node after the other.
+    """
+    hosts = expand_hostlist(_value(environment, "SLURM_STEP_NODELIST"))
+    counts = expand_tasks_per_node(_value(environment, "SLURM_STEP_TASKS_PER_NODE"))
+    if len(hosts) != len(counts) or max(counts) > _TASKS_PER_NODE:
+        raise ValueError(
+            f"Expected SLURM_STEP_TASKS_PER_NODE to give 1 to {_TASKS_PER_NODE} tasks for each of "
+            f"the {len(hosts)} nodes in SLURM_STEP_NODELIST; received {counts}. Ask for fewer "
+            "tasks on a node: a worker trains on all GPUs that it is given."
+        )
+    port = _FIRST_PORT + _number(environment, "SLURM_JOB_ID") % _JOBS * _TASKS_PER_NODE
+    places = [(node, task) for node, count in enumerate(counts) for task in range(count)]
+    rank = _number(environment, "SLURM_PROCID")
+    here = (_number(environment, "SLURM_NODEID"), _number(environment, "SLURM_LOCALID"))
+    if rank >= len(places) or places[rank] != here:
+        raise ValueError(
+            f"Expected tasks to fill one node after the other; received task {rank} as number "
+            f"{here[1]} on node {here[0]}. Start them with srun --distribution=block."
+        )
+    return {
+        "cluster": {"worker": [f"{hosts[node]}:{port + task}" for node, task in places]},
+        "task": {"type": "worker", "index": rank},
+    }
+
+
+def main(command: Sequence[str] | None = None) -> None:
+    """Becomes the command, with TF_CONFIG set."""
+    command = list(sys.argv[1:] if command is None else command)
+    if not command:
+        raise SystemExit(
+            "usage: srun python -m tf_scalecom.slurm COMMAND [argument ...]\n"
+            "expected a command to run with TF_CONFIG set, received none: try python train.py"
+        )
+    os.environ["TF_CONFIG"] = json.dumps(tf_config())
+    os.execvp(command[0], command)
+
+
+def _value(environment: Mapping[str, str], name: str) -> str:
+    if not environment.get(name):
+        raise ValueError(
+            f"Expected {name} in the environment of a SLURM task; received none. Start the command "
+            "with srun."
+        )
+    return environment[name]
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = _value(environment, name)
+    if not text.isdecimal():
+        raise ValueError(
+            f"Expected {name} to be a whole number; received {text!r}. Start the command with srun."
+        )
+    return int(text)
+
+
+if __name__ == "__main__":
+    main()
