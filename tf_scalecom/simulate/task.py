@@ -48,6 +48,7 @@ def load_task(path: pathlib.Path) -> Task:
     sys.path.insert(0, str(path.resolve().parent))
     loader = importlib.machinery.SourceFileLoader(f"simulated_{path.stem}", str(path))
     spec = importlib.machinery.ModuleSpec(loader.name, loader, origin=str(path))
+    spec.has_location = True  # the module has a __file__
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     factory = getattr(module, FACTORY, None)
