@@ -140,14 +140,14 @@ def restore_into(strategy, folder, arguments):
     logging.get_absl_logger().addHandler(handler)
     try:
         train(strategy, 1, folder, **arguments)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         return str(error), messages
     finally:
         logging.get_absl_logger().removeHandler(handler)
     return None, messages
 
 
-def test_a_changed_shape_is_an_error_and_a_changed_hyper_parameter_one_warning(cluster, tmp_path):
+def test_what_does_not_fit_is_an_error_and_other_hyper_parameters_a_warning(cluster, tmp_path):
     cluster(2).run(train, 1, str(tmp_path), timeout=120)
     for error, _ in cluster(2).run(restore_into, str(tmp_path), {"units": 32}, timeout=120):
         assert "model.0.shape.1: 64 (the backup), 32 (this program)" in error
@@ -155,6 +155,10 @@ def test_a_changed_shape_is_an_error_and_a_changed_hyper_parameter_one_warning(c
         assert error is None
         (warning,) = (m for m in messages if "hyper-parameters" in m)
         assert "config.beta: 0.3 (the backup), 0.5 (this program)" in warning
+    (shard,) = tmp_path.glob("*/worker-1.npz")
+    shard.write_bytes(shard.read_bytes()[:-100])
+    for error, _ in cluster(2).run(restore_into, str(tmp_path), {}, timeout=120):
+        assert "error on worker 1 (ValueError: worker-1.npz: expected a file of digest" in error
 
 
 def train_with_a_full_disk(strategy, folder):
@@ -191,7 +195,7 @@ def test_a_full_disk_leaves_the_earlier_backup_and_training_goes_on(tmp_path):
         workers.close()
     assert again["epochs"] == [] and again["iterations"] == STEPS
     (meta,) = folder.glob("*/backup.json")
-    assert json.loads(meta.read_text())["epoch"] == 1
+    assert json.loads(meta.read_text())["content"]["epoch"] == 1
 
 
 # --- One process ---------------------------------------------------------------------------------
@@ -207,8 +211,9 @@ def test_backups_are_counted_and_the_earlier_ones_deleted(tmp_path):
     for epoch in range(3):
         folder.save({"model.0": [np.full(3, epoch, np.float32)]}, {"epoch": epoch})
     meta = folder.latest()
+    assert len(meta.pop("shards")) == 1
     assert meta == {"number": "00000003", "epoch": 2, "residuals": [1]}
-    (value,) = folder.load(meta, {"model.0": [np.zeros(3, np.float32)]})["model.0"]
+    (value,) = folder.load(folder.latest(), {"model.0": [np.zeros(3, np.float32)]})["model.0"]
     np.testing.assert_array_equal(value, [2, 2, 2])
     assert [p.name for p in tmp_path.iterdir()] == ["00000003"]
     folder.delete()
@@ -225,16 +230,63 @@ def test_an_incomplete_backup_does_not_count(tmp_path):
     assert folder.latest()["epoch"] == 2
 
 
-@pytest.mark.parametrize("empty", [False, True])
-def test_a_spoilt_backup_is_an_error(tmp_path, empty):
+STATE = {"model.0": [np.arange(300.0)], "residual.0": [np.ones(7, np.float32)]}
+
+
+def saved_file(tmp_path, name):
+    alone(tmp_path).save(STATE, {"epoch": 3, "variables": {}, "optimizer": {"beta": 0.3}})
+    (file,) = tmp_path.glob(f"*/{name}")
+    return file
+
+
+def read_back(tmp_path):
     folder = alone(tmp_path)
-    folder.save({"model.0": [np.zeros(30_000)]}, {})
-    (shard,) = tmp_path.glob("*/worker-0.npz")
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(b"" if empty else content)
-    with pytest.raises(BackupError, match="Delete the folder"):
-        folder.load(folder.latest(), {"model.0": [np.zeros(30_000)]})
+    meta = folder.latest()
+    return meta, {name: part.tolist() for name, (part,) in folder.load(meta, STATE).items()}
+
+
+@pytest.mark.parametrize("name", ["worker-0.npz", "backup.json"])
+def test_no_damage_to_a_file_goes_unnoticed(tmp_path, name):
+    file = saved_file(tmp_path, name)
+    content, whole = file.read_bytes(), read_back(tmp_path)
+    damaged = [b"", content[: len(content) // 2], content[:-1], content + b"x", b"[" * 100_000]
+    for place in range(0, len(content), 1 + len(content) // 300):
+        damaged.append(bytearray(content))
+        damaged[-1][place] ^= 1
+    noticed = 0
+    for other in damaged:
+        file.write_bytes(other)
+        try:
+            assert read_back(tmp_path) == whole  # an indent may have become another one
+        except BackupError as error:
+            noticed += 1
+            assert f"{name}: expected" in str(error) and ", received" in str(error)
+            assert "Delete the folder" in str(error)
+    assert noticed > len(damaged) / 2
+
+
+def test_a_lost_file_is_an_error(tmp_path):
+    saved_file(tmp_path, "worker-0.npz").unlink()
+    with pytest.raises(BackupError, match=r"No such file .*worker-0\.npz.*Delete the folder"):
+        read_back(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda _: {}, r"a field 'format', received \[\]"),
+        (lambda _: [1], "a field 'format', received list"),
+        (lambda meta: {"epoch": 3, "residuals": [1]}, r"received \['epoch', 'residuals'\]"),
+        (lambda meta: {**meta, "format": 2, "tf_scalecom": "9.0"}, "received 2 of tf_scalecom 9.0"),
+        (lambda meta: {"format": 1}, r"received another \(the file's fields: \['format'\]"),
+        (lambda meta: {**meta, "content": {}}, "is damaged or was edited"),
+    ],
+)
+def test_a_backup_of_another_kind_is_refused(tmp_path, change, complaint):
+    file = saved_file(tmp_path, "backup.json")
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(BackupError, match=f"backup.json: expected .*{complaint}"):
+        alone(tmp_path).latest()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64", "bool"])

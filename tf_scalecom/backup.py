@@ -11,17 +11,22 @@ only after a later one is complete, so there is one whatever happens in between.
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import pathlib
+import re
 import shutil
-import zipfile
 from collections.abc import Callable
 
-import numpy as np
 from absl import logging
 
+from tf_scalecom.backup_files import (
+    Shards,
+    digest,
+    read_meta,
+    write_meta,
+    write_shard,
+    write_whole,
+)
 from tf_scalecom.training_state import State, is_residual
 
 _META = "backup.json"
@@ -63,7 +68,7 @@ class BackupFolder:
 
         def write():
             self._folder.mkdir(parents=True, exist_ok=True)
-            _write(probe, lambda file: file.write(token.encode()))
+            write_whole(probe, lambda file: file.write(token.encode()))
 
         def see():
             if probe.read_text() != wanted:
@@ -87,27 +92,27 @@ class BackupFolder:
         Raises:
             BackupError: It could not be written; the earlier one is still there.
         """
-        digests = [{name: _digest(parts[0]) for name, parts in state.items()}, self._next()]
-        (base, number), *_ = self._gather(digests, "the state to back up")
+        digests = {name: digest(parts[0].tobytes()) for name, parts in state.items()}
+        (base, number), *_ = self._gather([digests, self._next()], "the state to back up")
         place = self._folder / f"{number:08d}"
         own = {
             f"{name}/{replica}": part
             for name, parts in state.items()
             for replica, part in enumerate(parts)
-            if (self._rank == 0 and replica == 0) or _digest(part) != base[name]
+            if (self._rank == 0 and replica == 0) or digest(part.tobytes()) != base[name]
         }
 
-        def write_shard():
+        def write_own():
             place.mkdir(parents=True, exist_ok=True)
-            _write(_shard(place, self._rank), lambda file: np.savez(file, **_plain(own)))
+            return write_shard(_shard(place, self._rank), own)
 
         def complete():
-            text = json.dumps({**meta, "residuals": residuals}, indent=1)
-            _write(place / _META, lambda file: file.write(text.encode()))
+            residuals, shards = zip(*of_each, strict=True)
+            write_meta(place / _META, {**meta, "residuals": residuals, "shards": shards})
 
-        residuals = self._gather(_residuals_of_each(state), "numbers of residuals to back up")
         try:
-            self._on_all(write_shard, *_WRITE)
+            written = self._on_all(write_own, *_WRITE)
+            of_each = self._gather([_residuals_of_each(state), written], "files of the backup")
             self._on_chief(complete, *_WRITE)
         except BackupError:
             with contextlib.suppress(OSError):
@@ -122,19 +127,19 @@ class BackupFolder:
         """The metadata of the latest backup, or None if there is none.
 
         Returns:
-            What `save` was given, and "number" and "residuals": how many each worker had of a
-            variable, one per replica or one in all.
+            What `save` was given, and "number"; "residuals": how many each worker had of a
+            variable, one per replica or one in all; "shards": digests of the workers' files.
 
         Raises:
-            BackupError: It cannot be read.
+            BackupError: It cannot be read, or is damaged, or of another version.
         """
-        latest = max((place.name for place in self._complete()), default=None)
+        latest = max((place.name for place in self._complete()), key=int, default=None)
         number = self._gather(latest, "the latest backup")[0]
         if number is None:
             return None
 
         def read():
-            return {"number": number, **json.loads((self._folder / number / _META).read_text())}
+            return {"number": number, **read_meta(self._folder / number / _META)}
 
         return self._on_all(read, *_READ)
 
@@ -150,7 +155,7 @@ class BackupFolder:
             is an equal part of the sum of all.
 
         Raises:
-            BackupError: It cannot be read.
+            BackupError: It cannot be read, or is damaged.
         """
         place, old = self._folder / meta["number"], meta["residuals"]
         now = self._gather(_residuals_of_each(like), "numbers of residuals to restore")
@@ -164,7 +169,9 @@ class BackupFolder:
             )
 
         def read():
-            with _Shards(place, {0, self._rank} if now == old else range(len(old))) as shards:
+            ranks = {0, self._rank} if now == old else range(len(old))
+            paths = {rank: _shard(place, rank) for rank in ranks}
+            with Shards(paths, dict(enumerate(meta["shards"]))) as shards:
                 if now == old:
                     return shards.state(self._rank, like)
                 return shards.spread(old, like, sum(now))
@@ -184,7 +191,7 @@ class BackupFolder:
     def _numbered(self):
         if not self._folder.is_dir():
             return []
-        return [place for place in self._folder.iterdir() if place.name.isdecimal()]
+        return [place for place in self._folder.iterdir() if re.fullmatch("[0-9]{8,}", place.name)]
 
     def _complete(self):
         return [place for place in self._numbered() if (place / _META).exists()]
@@ -194,7 +201,7 @@ class BackupFolder:
         result, problem = None, None
         try:
             result = action()
-        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
         problems = self._gather(problem, f"whether all could {verb} the folder")
         failed = [f"worker {i} ({p})" for i, p in enumerate(problems) if p]
@@ -209,46 +216,6 @@ class BackupFolder:
         return self._on_all(action if self._rank == 0 else lambda: None, *words)
 
 
-class _Shards:
-    """The files of some workers; what one does not have is the chief's."""
-
-    def __init__(self, place, ranks):
-        self._files = {rank: np.load(_shard(place, rank), allow_pickle=False) for rank in ranks}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for file in self._files.values():
-            file.close()
-
-    def state(self, rank, like):
-        return {
-            name: [self._part(rank, i, name, part.dtype) for i, part in enumerate(parts)]
-            for name, parts in like.items()
-        }
-
-    def spread(self, old_counts, like, count):
-        def part(name, dtype):
-            if not is_residual(name):
-                return self._part(0, 0, name, dtype)
-            every = (
-                self._part(rank, replica, name, dtype).astype(np.float64)
-                for rank, old_count in enumerate(old_counts)
-                for replica in range(old_count)
-            )
-            return (sum(every) / count).astype(dtype)
-
-        return {name: [part(name, parts[0].dtype)] * len(parts) for name, parts in like.items()}
-
-    def _part(self, rank, replica, name, dtype):
-        for file, place in ((self._files[rank], replica), (self._files[0], 0)):
-            key = f"{name}/{place}"
-            if key in file:
-                return _typed(file[key], dtype)
-        raise KeyError(f"no variable {name} in the backup")
-
-
 def _residuals_of_each(state):
     """How many residuals of each variable a worker has; with none at all, 1."""
     return max((len(parts) for name, parts in state.items() if is_residual(name)), default=1)
@@ -256,40 +223,3 @@ def _residuals_of_each(state):
 
 def _shard(place, rank):
     return place / f"worker-{rank}.npz"
-
-
-def _write(path, write: Callable):
-    """All of a file or none of it, on disk when this returns."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _digest(array):
-    return hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()
-
-
-# NumPy's files know neither bfloat16 nor float8: such arrays are kept as integers of their size.
-
-
-def _plain(arrays):
-    return {
-        key: a.view(f"u{a.dtype.itemsize}") if a.dtype.kind == "V" else a
-        for key, a in arrays.items()
-    }
-
-
-def _typed(array, dtype):
-    return array.view(dtype) if np.dtype(dtype).kind == "V" else array
