@@ -23,7 +23,7 @@ from tf_scalecom.simulate.config import RAMP_STAGES
 from tf_scalecom.simulate.gradients import LearnerGradients
 from tf_scalecom.simulate.run_files import read_table, restore_state, save_state
 from tf_scalecom.simulate.schedules import LayoutSchedule, learning_rate
-from tf_scalecom.simulate.task import DataOrder
+from tf_scalecom.simulate.task import DataOrder, load_task
 
 TASK_FILE = pathlib.Path(__file__).with_name("simulated_task.py")
 SMALL = SimulationConfig(
@@ -482,6 +482,16 @@ def test_a_task_file_must_be_there_and_define_a_task(tmp_path, capsys, monkeypat
         with pytest.raises(SystemExit):
             main(["simulate", str(path)])
         assert message in capsys.readouterr().err
+
+
+def test_a_task_file_finds_itself_and_its_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "task_neighbour.py").write_text("name = 'neighbour'")
+    path = tmp_path / "own_task.py"
+    path.write_text(
+        "import task_neighbour\ndef build_task():\n    return __file__, task_neighbour.name"
+    )
+    assert load_task(path) == (str(path), "neighbour")
 
 
 def test_a_folder_of_other_options_is_refused(tmp_path):
