@@ -1,9 +1,11 @@
 """Collectives: right on any shape, bounded in keys and memory, alike in eager mode and graphs."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_scalecom as sc
 from tf_scalecom.collectives import InstanceKeys
 
 
@@ -169,3 +171,49 @@ def test_memory_is_flat(cluster):
     """TensorFlow's own keys would leak 25 MB in these 1,000 steps."""
     for growth in cluster(3).run(grow, 1000, timeout=300):
         assert growth < 5
+
+
+def collectives_of_a_step(strategy, option, value):
+    """Under a new strategy with a communication option: (kind, hint) of each call, and the sums."""
+    Implementation = tf.distribute.experimental.CommunicationImplementation
+    if option == "implementation":
+        value = Implementation[value]
+    options = tf.distribute.experimental.CommunicationOptions(**{option: value})
+    other = sc.MultiWorkerMirroredStrategy(communication_options=options)
+    with other.scope():
+        variables = [keras.Variable(np.zeros(10_000, np.float32), name=f"w{i}") for i in range(4)]
+        optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(1.0), 100)
+        optimizer.build(variables)
+
+    def replica_step():
+        optimizer.apply([tf.ones([10_000]) for _ in variables], variables)
+
+    step = tf.function(lambda: other.run(replica_step))
+    graph = step.get_concrete_function().graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    calls = {
+        (node.op, node.attr["communication_hint"].s.decode())
+        for node in nodes
+        if node.op.startswith("Collective")
+    }
+    reduces = sum(node.op == "CollectiveReduceV2" for node in nodes)
+    step()
+    return calls, reduces, [float(-variable.numpy().sum()) for variable in variables]
+
+
+# 4 variables of 100 kept values of 5 bytes each: one bucket by default.
+@pytest.mark.parametrize(
+    "option, value, hint, buckets",
+    [
+        ("implementation", "RING", "ring", 1),
+        ("bytes_per_pack", 1000, "auto", 2),
+    ],
+)
+def test_communication_options(cluster, option, value, hint, buckets):
+    for calls, reduces, sums in cluster(2).run(collectives_of_a_step, option, value):
+        assert {kind for kind, _ in calls} == {
+            "CollectiveReduceV2", "CollectiveBcastSendV2", "CollectiveBcastRecvV2"
+        }
+        assert {h for _, h in calls} == {hint}
+        assert reduces == buckets
+        assert sums == [200.0] * 4  # of two workers, at 100 places
