@@ -107,7 +107,7 @@ class CompressionMonitor(keras.callbacks.Callback):
             ]
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.update_freq == "epoch":
+        if self.update_freq == "epoch" or not self._reports:
             return
         # Counted by `batch`: with several steps per execution not every batch ends here.
         self._batches += batch - self._last_batch
