@@ -1,4 +1,4 @@
-"""Trains on the workers of a Ray cluster: `python ray_train.py --workers 4 --storage /shared/ray`."""
+"""Trains on the workers of a Ray cluster: `python ray_train.py --workers 4 --storage FOLDER`."""
 
 import argparse
 
