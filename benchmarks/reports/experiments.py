@@ -91,6 +91,7 @@ IMAGE_4 = Experiment(
         Arm("recipe, auto", RECIPE | {"compression_ratio": "auto"}),
         Arm("momentum 0.9, beta 1, 100x", PAPER),
         Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.2}),
+        Arm("PowerSGD rank 2", {"method": "power_sgd", "learning_rate": 0.2, "rank": 2}),
     ),
 )
 
@@ -135,7 +136,6 @@ SCREENING = Experiment(
         ),
         Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.5}),
         Arm("PowerSGD rank 1, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2}),
-        Arm("PowerSGD rank 1, rate 0.1", {"method": "power_sgd", "learning_rate": 0.1}),
         Arm("PowerSGD rank 2, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2, "rank": 2}),
         Arm("PowerSGD rank 4, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2, "rank": 4}),
         Arm("PowerSGD rank 1, momentum 0.9", PAPER | {"method": "power_sgd"}),
@@ -159,18 +159,21 @@ TRANSLATION = Experiment(
         Arm("dense", {"method": "dense", "adam_beta_2": 0.98}),
         Arm("beta 1, 100x", {"adam_beta_2": 0.98}),
         Arm("beta 0.3, beta_2 0.999, 100x", {"beta": 0.3}),
+        Arm("beta 0.3, beta_1 0, beta_2 0.999, 100x", {"beta": 0.3, "adam_beta_1": 0.0}),
+        Arm("PowerSGD rank 1", {"method": "power_sgd"}),
     ),
 )
 
 SPEECH = Experiment(
     "speech",
-    "Asterisk prompts, bidirectional LSTM of 358,919 weights, 4 learners of 8 windows, 800 steps",
+    "Asterisk prompts, bidirectional LSTM of 358,919 weights, 4 learners of 8 windows, 400 steps",
     "speech",
     "frame_accuracy",
-    SEQUENCE,
+    SEQUENCE | {"steps": 400, "warmup_steps": 20},
     (
         Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}),
         Arm("recipe, 100x", RECIPE),
+        Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.2}),
     ),
 )
 
