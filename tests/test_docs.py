@@ -1,0 +1,62 @@
+"""What the documentation quotes is in the code, and what it shows runs."""
+
+import ast
+import re
+
+import yaml
+from package_source import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def literals() -> list[str]:
+    """All strings in the package's code, with … for what is filled in."""
+
+    def text(node):
+        if isinstance(node, ast.JoinedStr):
+            return "".join(text(part) for part in node.values)
+        return node.value if isinstance(node, ast.Constant) else "…"
+
+    return [
+        re.sub(r"%[sd]", "…", text(node))
+        for path in [*(ROOT / "tf_scalecom").rglob("*.py"), ROOT / "setup.py"]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    ]
+
+
+MESSAGES = re.findall(r"^> (.+)$", (DOCS / "troubleshooting.md").read_text(), re.M)
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code():
+    code = literals()
+    drifted = [m for m in MESSAGES if not any(m.removesuffix(" …").strip() in c for c in code)]
+    assert len(MESSAGES) > 20
+    assert drifted == []
+
+
+def test_every_page_is_in_the_navigation():
+    pages = {path.name for path in DOCS.glob("*.md")}
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert {page for entry in navigation for page in entry.values()} == pages
+
+
+def test_public_names_are_in_the_reference():
+    import tf_scalecom
+
+    reference = (DOCS / "api.md").read_text()
+    names = set(tf_scalecom.__all__) - {"__version__", "callbacks", "ops"}
+    names |= set(tf_scalecom.callbacks.__all__)
+    assert [name for name in names if name not in reference] == []
+
+
+def run_quickstart(strategy, script):
+    names = {"__name__": "__main__"}
+    exec(script, names)
+    return names["model"].optimizer.compression_report().num_replicas
+
+
+def test_the_quickstart_runs(cluster):
+    (script,) = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(), re.S)
+    assert cluster(2).run(run_quickstart, script, timeout=90) == [2, 2]
