@@ -13,7 +13,7 @@ import math
 import pathlib
 from typing import NamedTuple
 
-from experiments import EXPERIMENTS, Experiment
+from experiments import CONVERGENCE, EXPERIMENTS, Experiment
 from paired import deficit, estimate, text
 from report_runs import ROOT, save
 
@@ -119,7 +119,7 @@ def main():
         print_table(experiment, found)
     if args.only is None:
         write(tables)
-        draw(tables)
+        draw({e: found for e, found in tables.items() if e in CONVERGENCE})
 
 
 if __name__ == "__main__":
