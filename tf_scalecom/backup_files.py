@@ -82,7 +82,7 @@ def read_meta(path: Path) -> dict:
             f"{path.name}: expected format {_FORMAT} of a backup, received {meta['format']!r} of "
             f"tf_scalecom {meta.get('tf_scalecom')}; restart with that version"
         )
-    content = meta.get("content")
+    content = meta.get("content", {})
     if meta.get("digest") != _digest_of_content(content):
         raise ValueError(
             f"{path.name}: expected a content of digest {meta.get('digest')}, received another "
