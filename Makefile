@@ -33,6 +33,9 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED) $(DOCS_INSTALLED)
 	$(VENV)/bin/mkdocs build --strict --quiet
+	@! grep -rnE '(src|href)="(https?:)?//[^"]*\.(js|css|woff2?|png|ico)"|url\((https?:)?//' build/site \
+		--include='*.html' --include='*.css' || { echo "Expected pages that load nothing from" \
+		"elsewhere; received the above. Keep it beside the pages."; exit 1; }
 
 dist: $(INSTALLED)
 	$(VENV)/bin/python -m build --no-isolation
