@@ -18,6 +18,14 @@ def test_the_network_is_large_enough_for_compression_to_matter():
     assert small < 1000, "what travels dense must stay under 1 % of the compressed bytes' worth"
 
 
+@pytest.mark.parametrize("strides", [1, 2])
+def test_the_small_network_has_a_quarter_of_the_weights_with_and_without_pooling(strides):
+    model = convnet.build_convnet(filters=(16, 32), units=256, strides=strides)
+    assert model.count_params() == 409_034
+    assert model(np.zeros((2, 28, 28, 1), np.float32)).shape == (2, 10)
+    assert len(model.layers) == (7 if strides == 1 else 5)
+
+
 @pytest.fixture
 def counter(tmp_path, monkeypatch):
     """Stands in for the loopback counter; the clock advances a second each time it is read."""
