@@ -185,14 +185,10 @@ def train_with_a_full_disk(strategy, folder):
     return int(model.optimizer.iterations.numpy())
 
 
-def test_a_full_disk_leaves_the_earlier_backup_and_training_goes_on(tmp_path):
-    workers = WorkerCluster(2, log_dir=tmp_path / "logs")
+def test_a_full_disk_leaves_the_earlier_backup_and_training_goes_on(cluster, tmp_path):
     folder = tmp_path / "backup"
-    try:
-        assert workers.run(train_with_a_full_disk, str(folder), timeout=120) == [20, 20]
-        (again, _) = workers.run(train, 1, str(folder), timeout=120)
-    finally:
-        workers.close()
+    assert cluster(2).run(train_with_a_full_disk, str(folder), timeout=120) == [20, 20]
+    (again, _) = cluster(2).run(train, 1, str(folder), timeout=120)
     assert again["epochs"] == [] and again["iterations"] == STEPS
     (meta,) = folder.glob("*/backup.json")
     assert json.loads(meta.read_text())["content"]["epoch"] == 1

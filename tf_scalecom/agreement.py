@@ -59,42 +59,39 @@ def check_alike(what: str, descriptions: Sequence, names: Sequence[str], advice:
         )
 
 
-def hyper_parameters(config):
-    """What of an optimizer's Keras config is to be alike.
+def describe_optimizer(optimizer: keras.optimizers.Optimizer) -> dict:
+    """The class and hyper-parameters of an optimizer, as JSON holds them.
 
     Not the names, which count up in each process, nor a constant learning rate: that is a variable,
     and so the first worker's on all. Of a lambda nothing but that it is one: Keras would show its
     byte code, with the place of its file.
     """
+    try:
+        config = keras.saving.serialize_keras_object(optimizer)
+    except NotImplementedError:
+        # Its schedule is a class of the user's own without `get_config`, as in many tutorials.
+        inner = getattr(optimizer, "inner_optimizer", None)
+        config = {
+            "class_name": type(optimizer).__name__,
+            "learning_rate": type(optimizer._learning_rate).__name__,
+            "inner_optimizer": None if inner is None else describe_optimizer(inner),
+        }
+        for name, value in vars(optimizer).items():
+            if not name.startswith("_") and isinstance(value, (bool, int, float, str)):
+                config[name] = value
+    return _to_be_alike(config)
+
+
+def _to_be_alike(config):
     if not isinstance(config, Mapping):
         return config
     if config.get("class_name") == "__lambda__":
         return "a lambda"
     return {
-        key: hyper_parameters(value)
+        key: _to_be_alike(value)
         for key, value in config.items()
         if key != "name" and not (key == "learning_rate" and isinstance(value, float))
     }
-
-
-def describe_optimizer(optimizer: keras.optimizers.Optimizer) -> dict:
-    """The class and hyper-parameters of an optimizer, as JSON holds them."""
-    try:
-        return hyper_parameters(keras.saving.serialize_keras_object(optimizer))
-    except NotImplementedError:
-        # Its schedule is a class of the user's own without `get_config`, as in many tutorials.
-        return hyper_parameters(
-            {
-                "class_name": type(optimizer).__name__,
-                "learning_rate": type(optimizer._learning_rate).__name__,
-                **{
-                    key: describe_optimizer(value) if key == "inner_optimizer" else value
-                    for key, value in vars(optimizer).items()
-                    if key == "inner_optimizer"
-                    or (key[0] != "_" and isinstance(value, (bool, int, float, str)))
-                },
-            }
-        )
 
 
 def describe_variables(variables: Sequence[keras.Variable]) -> list[dict]:

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 _READ_SECONDS = 1.0
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 2.0
 
 
 class Notice:
