@@ -27,7 +27,7 @@ def train(config):
         callbacks=[sc.callbacks.BackupAndRestore(config["backup_dir"])],
     )  # fmt: skip
     report = model.optimizer.compression_report()
-    ray.train.report({"loss": history.history["loss"][-1], "replicas": report.num_replicas})
+    print(f"{report}\nreplicas {report.num_replicas}, loss {history.history['loss'][-1]:.4f}")
 
 
 def main():
@@ -46,8 +46,7 @@ def main():
             storage_path=args.storage, failure_config=FailureConfig(max_failures=3)
         ),
     )
-    metrics = trainer.fit().metrics
-    print(f"replicas {metrics['replicas']}, loss {metrics['loss']:.4f}")
+    trainer.fit()
 
 
 if __name__ == "__main__":

@@ -179,6 +179,6 @@ def test_hosts_over_ssh_get_their_places_and_a_failure_is_passed_on(tmp_path):
 def test_two_workers_train_on_a_local_ray(tmp_path):
     output = run(
         sys.executable, CLUSTERS / "ray_train.py", "--storage", tmp_path,
-        cwd=tmp_path, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="2",
+        cwd=tmp_path, PYTHONPATH=str(ROOT), RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="200",
     )  # fmt: skip
     assert "replicas 2, loss" in output
