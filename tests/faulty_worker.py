@@ -20,8 +20,9 @@ import tf_scalecom as sc
 from tf_scalecom import cluster, extended
 
 START_SECONDS = 5
-# More than TensorFlow's heartbeats and the watchdog's questions may go unanswered.
-BUSY_SECONDS = 25
+# More than TensorFlow's heartbeats and the watchdog's questions (11 s) may go unanswered.
+HEARTBEAT_SECONDS = 10
+BUSY_SECONDS = 14
 
 
 def die_after_meeting():
@@ -87,6 +88,8 @@ def main():
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     if args.dies_at_start is not None:
         extended._START_SECONDS = START_SECONDS
+    if args.fails is not None:
+        extended._HEARTBEAT_SECONDS = HEARTBEAT_SECONDS
     if args.dies_at_start == rank:
         die_after_meeting()
     strategy = sc.MultiWorkerMirroredStrategy()
