@@ -22,12 +22,11 @@ import time
 
 import report
 import results as results_lib
-from matrix import FRAMEWORKS, Cell, full_plan, quick_plan
+from matrix import FRAMEWORKS, MODELS, Cell, full_plan, quick_plan
 from namespaces import Network, only_run, require_root
 from scheduling import take_short_turns
 from workers import ROOT, WorkerError, Workers, set_up_torch
 
-ROUNDS = 3
 SECONDS_PER_ROUND = 1.0  # of one cell
 QUICK_SECONDS_PER_ROUND = 0.3
 _START_SECONDS = 15  # of a group of workers, on one core each
@@ -79,14 +78,14 @@ def measure(plan: list[Cell], results: pathlib.Path, seconds: float) -> None:
 def expected(groups, seconds) -> float:
     """Minutes that the groups will take."""
     total = 0.0
-    for (_, workers), cells in groups.items():
+    for (model, workers), cells in groups.items():
         busy = max(1, workers / 2)
         arms = {cell.arm for cell in cells}
         total += busy * sum(
             _START_SECONDS for members in FRAMEWORKS.values() if arms & members.keys()
         )
         total += busy * _BUILD_SECONDS * len(arms)
-        total += ROUNDS * sum(
+        total += MODELS[model].rounds * sum(
             (cell.steps(seconds) + 1) * cell.expected_seconds() for cell in cells
         )
     return total / 60
@@ -113,7 +112,7 @@ def measure_group(model, count, cells, results, seconds):
             (about[arm], *_) = of_framework[arm].ask(300 + 60 * count, do="build", arm=arm)
         rounds = {cell: [] for cell in cells}
         copies = []
-        for number in range(ROUNDS):
+        for number in range(MODELS[model].rounds):
             copies.append(_copy_bandwidth(next(iter(of_framework.values()))))
             for rate in rates:
                 network.limit(rate)
@@ -121,7 +120,7 @@ def measure_group(model, count, cells, results, seconds):
                 random.Random(number).shuffle(in_turn)
                 for cell in in_turn:
                     rounds[cell].append(measure_round(cell, of_framework, seconds))
-            say(f"  round {number + 1} of {ROUNDS}, load {os.getloadavg()[0]:.1f}")
+            say(f"  round {number + 1} of {MODELS[model].rounds}, load {os.getloadavg()[0]:.1f}")
         conditions["copy_bandwidth"] = max(copies)  # the best: it is for a limit
         for cell in cells:
             results_lib.save(

@@ -7,7 +7,17 @@ import statistics
 from collections.abc import Sequence
 
 import results as results_lib
-from matrix import BUCKET_ARMS, FLOOR, MASKED, MWMS, ONE_BUCKET, OURS, PEER_ARMS, Cell
+from matrix import (
+    BUCKET_ARMS,
+    FLOOR,
+    LARGE_BUCKETS,
+    MASKED,
+    MWMS,
+    ONE_BUCKET,
+    OURS,
+    PEER_ARMS,
+    Cell,
+)
 from results import Row
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -63,7 +73,7 @@ def markdown(rows: Sequence[Row], measured: dict[Cell, dict]) -> str:
 def _step_times(rows):
     return _by_arm(
         [r for r in rows if r.workers < 8 and r.model != "deep"],
-        lambda r: f"{_ms(r.ms)} ({_ms(r.ms_min)} to {_ms(r.ms_max)})",
+        _spread,
     )
 
 
@@ -137,8 +147,7 @@ def _buckets(rows):
     columns = [c for a, c in shown if a == ONE_BUCKET and c[0] != "deep"]
     body = [
         [arm.replace(OURS, "default") if arm == OURS else arm.removeprefix("ours, "),
-         *(f"{_ms(r.ms)} ({_ms(r.ms_min)} to {_ms(r.ms_max)})"
-           for r in (shown[arm, column] for column in columns))]
+         *(_spread(shown[arm, column]) for column in columns)]
         for arm in BUCKET_ARMS
     ] if columns else []
     return _table(["2 workers", *(f"{model}, {rate}" for model, rate in columns)], body)
@@ -165,16 +174,21 @@ def _overlap(rows):
     arms = {r.arm: r for r in rows if r.model == "deep"}
     if not arms:
         return ""
-    floor, one, buckets = arms[FLOOR], arms[ONE_BUCKET], arms[OURS]
+    floor, one = arms[FLOOR], arms[ONE_BUCKET]
     exchange = one.ms - floor.ms
+    shown = {
+        FLOOR: "nothing exchanged",
+        ONE_BUCKET: "one bucket, after the backward pass",
+        OURS: "buckets as gradients become ready, of the default 128 KiB",
+        LARGE_BUCKETS: "of 512 KiB",
+    }
     body = [
-        ["nothing exchanged", _ms(floor.ms), ""],
-        ["one bucket, after the backward pass", _ms(one.ms), _ms(exchange)],
-        ["buckets, as gradients become ready", _ms(buckets.ms), _ms(buckets.ms - floor.ms)],
+        [text, _spread(arms[arm]), _ms(arms[arm].ms - floor.ms),
+         f"{(one.ms - arms[arm].ms) / exchange:.0%}" if arm in (OURS, LARGE_BUCKETS) else ""]
+        for arm, text in shown.items()
     ]
-    table = _table([f"deep, {one.workers} workers, {one.rate}", "step, ms", "of it exchange"], body)
-    hidden = (one.ms - buckets.ms) / exchange
-    return f"{table}\n\nHidden: {hidden:.0%} of the exchange."
+    heads = [f"deep, {one.workers} workers, {one.rate}", "step, ms", "of it exchange", "hidden"]
+    return _table(heads, body)
 
 
 def _conditions(rows, measured):
@@ -210,6 +224,10 @@ def _table(header, body):
 
 def _ms(milliseconds):
     return f"{milliseconds:.0f}" if milliseconds >= 99.5 else f"{milliseconds:.1f}"
+
+
+def _spread(row):
+    return f"{_ms(row.ms)} ({_ms(row.ms_min)} to {_ms(row.ms_max)})"
 
 
 def draw(rows: Sequence[Row], path: pathlib.Path) -> None:
