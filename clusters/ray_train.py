@@ -10,7 +10,6 @@ def train(config):
     """One worker's part. Ray has set TF_CONFIG; TensorFlow is first imported here, not before."""
     import keras
     import numpy as np
-    import ray.train
 
     import tf_scalecom as sc
 
