@@ -111,11 +111,19 @@ def test_warm_up_goes_on_where_it_was(cluster, tmp_path):
     )
 
 
+@pytest.fixture(scope="module")
+def backup_of_three(cluster, tmp_path_factory):
+    """A folder, what the workers had when they saved, and what they have when they restore it."""
+    folder = str(tmp_path_factory.mktemp("backup"))
+    return folder, *(cluster(3).run(train, 1, folder, timeout=120) for _ in range(2))
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_another_number_of_workers_shares_the_sum_of_the_residuals(cluster, tmp_path, workers):
-    saved = cluster(3).run(train, 1, str(tmp_path), timeout=120)
-    restored = cluster(workers).run(train, 1, str(tmp_path), timeout=120)
-    again = cluster(3).run(train, 1, str(tmp_path), timeout=120)
+def test_another_number_of_workers_shares_the_sum_of_the_residuals(
+    cluster, backup_of_three, workers
+):
+    folder, saved, again = backup_of_three
+    restored = cluster(workers).run(train, 1, folder, timeout=120)
     assert {result["weights"] for result in restored} == {saved[0]["weights"]}
     assert [result["iterations"] for result in restored] == [STEPS] * workers
     for path in again[0]["residuals_at_start"]:
