@@ -19,6 +19,6 @@ for index in "${!hosts[@]}"; do
 done
 code=0
 for worker in "${workers[@]}"; do
-    wait "$worker" || code=$?
+    wait "$worker" || code=$((code ? code : $?))
 done
 exit "$code"

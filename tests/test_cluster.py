@@ -105,31 +105,36 @@ def test_a_resolver_is_read_and_checked():
         find_cluster("worker")
 
 
-def local_cluster(num_workers):
+def local_cluster(num_workers, host="127.0.0.1"):
     sockets = [socket.socket() for _ in range(num_workers)]
     for taken in sockets:
         taken.bind(("127.0.0.1", 0))
-    addresses = tuple(f"127.0.0.1:{taken.getsockname()[1]}" for taken in sockets)
+    addresses = tuple(f"{host}:{taken.getsockname()[1]}" for taken in sockets)
     for taken in sockets:
         taken.close()
     return [Cluster({"worker": addresses}, "worker", i) for i in range(num_workers)]
 
 
-def test_workers_that_come_one_after_the_other_meet():
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_workers_that_come_one_after_the_other_meet(host):
+    if host == "[::1]" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
     outcomes = {}
 
     def meet(cluster, delay):
         time.sleep(delay)
         # What TensorFlow does next: listen at the same address, until the end.
         wait_for_peers(cluster, limit_seconds=20)
-        with socket.create_server(("", int(cluster.address.rpartition(":")[2]))):
+        port = int(cluster.address.rpartition(":")[2])
+        family = socket.AF_INET6 if host == "[::1]" else socket.AF_INET
+        with socket.create_server(("", port), family=family):
             outcomes[cluster.task_id] = "met"
             while len(outcomes) < 3:
                 time.sleep(0.01)
 
     threads = [
         threading.Thread(target=meet, args=(cluster, 0.7 * cluster.task_id))
-        for cluster in local_cluster(3)
+        for cluster in local_cluster(3, host)
     ]
     for thread in threads:
         thread.start()

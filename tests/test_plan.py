@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import statistics
+import zipfile
 
 import keras
 import pytest
@@ -371,3 +372,32 @@ def test_bad_input(capsys, arguments, message):
         main(arguments)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"not a zip file", "received a file of another kind"), (None, "received a damaged file")],
+)
+def test_a_file_that_does_not_load_is_named(capsys, tmp_path, content, message):
+    path = tmp_path / "model.keras"
+    if content is None:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("metadata.json", "{}")
+    else:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit) as end:
+        main(["plan", str(path), *PLAN[2:], *GIVEN])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("plot", "message"), [("a.foo", "to end in"), ("nowhere/a.png", "in a folder that is there")]
+)
+def test_a_plot_that_cannot_be_written_is_refused_first(capsys, tmp_path, plot, message):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit) as end:
+        main([*PLAN, *GIVEN, "--plot", str(tmp_path / plot)])
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert message in err and not out

@@ -172,6 +172,17 @@ def test_weights_alone_are_loaded_without_the_optimizer(tmp_path):
     assert digest(other.trainable_variables) == digest(model.trainable_variables)
 
 
+def test_a_model_that_was_compiled_and_not_trained_loads(tmp_path):
+    path = tmp_path / "model.keras"
+    model = build(tf.distribute.get_strategy())
+    model.save(path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loaded = keras.saving.load_model(path)
+    assert any("saved before the first step" in str(warning.message) for warning in caught)
+    assert digest(train(loaded).trainable_variables) == digest(train(model).trainable_variables)
+
+
 def test_a_file_holds_each_variable_once(tmp_path):
     model = train(build(tf.distribute.get_strategy()))
     plain = keras.models.clone_model(model)

@@ -280,14 +280,17 @@ def answering(cluster: Cluster, answer: Callable[[socket.socket], None]) -> Iter
         RuntimeError: This worker's port is taken.
     """
     port = int(cluster.address.rpartition(":")[2])
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # TensorFlow takes this port next: connections that linger must not stand in its way.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    both = socket.has_dualstack_ipv6()
     try:
-        listener.bind(("", port))
-        listener.listen(128)
+        # TensorFlow takes this port next: connections that linger must not stand in its way, which
+        # `create_server` sees to.
+        listener = socket.create_server(
+            ("", port),
+            family=socket.AF_INET6 if both else socket.AF_INET,
+            dualstack_ipv6=both,
+            backlog=128,
+        )
     except OSError as error:
-        listener.close()
         raise RuntimeError(
             f"Expected port {port} of {cluster.name} ({cluster.address}) to be free, but it cannot "
             f"be bound ({error.strerror}). End the process that holds it (often a worker of an "

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -17,6 +18,7 @@ from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.supported import check_inner, check_strategy, check_takes_zeros
 from tf_scalecom.update_step import CompressionState, UpdateStep, scalecom_ops
 
+_VARIABLES_BEFORE_BUILD = 1  # the count of skipped steps
 _SKIP_ADVICE = (
     "A gradient was not finite in each of them, on some worker, so the model has not changed. Look "
     "for NaN and infinities in the data and the loss, lower the learning rate or have the "
@@ -348,9 +350,19 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     def load_own_variables(self, store):
         """Loads what `save_own_variables` saved; every replica gets the residuals of the one saved.
 
+        From an optimizer that was never built, as that of a model compiled and not yet trained,
+        there is nothing to load: a warning, as of any Keras optimizer.
+
         Raises:
           ValueError: the optimizer is not built, or was built for other variables.
         """
+        if self.built and len(store.keys()) == _VARIABLES_BEFORE_BUILD:
+            warnings.warn(
+                "ScaleComOptimizer: the file was saved before the first step; this optimizer stays "
+                "as it is.",
+                stacklevel=2,
+            )
+            return
         if len(store.keys()) != len(self._variables):
             raise ValueError(
                 f"ScaleComOptimizer: expected a file with the {len(self._variables)} variables of "

@@ -20,6 +20,7 @@ DESCRIPTION = (
     "equations and what they leave out."
 )
 _VALUE_DTYPES = ("float32", "bfloat16")
+_PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 _GBIT = 1e9 / 8  # bytes
 # Median of four measurements from 3.4 to 6.7 ns; see docs/plan.md.
 _GRPC_HOST_NS = 5.0
@@ -68,6 +69,8 @@ def plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         )
     if args.plot and plots.pyplot() is None:
         parser.error("expected matplotlib for --plot; received none: pip install matplotlib")
+    if args.plot:
+        _check_plot(parser, pathlib.Path(args.plot))
     try:
         model = load_model(args.model)
         layouts = layouts_of(model, args.ratios, _VALUE_DTYPES)
@@ -91,6 +94,14 @@ def plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.plot:
         plots.draw(scenario, args.plot)
     return 0
+
+
+def _check_plot(parser, path):
+    """Refuses what cannot be written before anything is computed."""
+    if path.suffix not in _PLOT_SUFFIXES:
+        parser.error(f"expected --plot to end in {', '.join(_PLOT_SUFFIXES)}; received {path}")
+    if not path.resolve().parent.is_dir():
+        parser.error(f"expected --plot in a folder that is there; received {path}: make the folder")
 
 
 def _text(scenario, args):

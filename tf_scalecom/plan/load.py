@@ -2,6 +2,7 @@
 
 import importlib
 import pathlib
+import zipfile
 from collections.abc import Sequence
 
 import keras
@@ -20,7 +21,7 @@ def load_model(where: str) -> keras.Model:
     """
     if where.endswith(".keras"):
         model = _from_file(where)
-    elif ":" in where:
+    elif all(where.partition(":")):
         model = _from_function(where)
     else:
         raise ValueError(f"{_EXPECTED}; received {where!r}. Write it like train:build_model.")
@@ -40,8 +41,18 @@ def load_model(where: str) -> keras.Model:
 def _from_file(where):
     if not pathlib.Path(where).is_file():
         raise ValueError(f"{_EXPECTED}; received {where!r}, which is no file here. Check the path.")
+    if not zipfile.is_zipfile(where):
+        raise ValueError(
+            f"plan: expected {where} to be a model saved by Keras; received a file of another "
+            "kind. Save it by model.save()."
+        )
     try:
         return keras.saving.load_model(where)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"plan: expected {where} to be a model saved by Keras; received a damaged file "
+            f"({error}). Save it again."
+        ) from error
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"plan: expected {where} to load by itself; received {error}. If the model has layers "
