@@ -64,6 +64,7 @@ def test_slurm_jobs_on_one_node_have_different_ports_below_those_the_system_give
         (slurm_task("first", "n1", "1", 0, 0), "SLURM_PROCID to be a whole number; .* 'first'"),
         (slurm_task(1, "n[1-2]", "2(x2)", 1, 0), "received task 1 as number 0 on node 1"),
         (slurm_task(0, "n[1-2]", "65,1", 0, 0), "1 to 64 tasks"),
+        (slurm_task(0, "r[1-2]n1", "1(x2)", 0, 0), "received 'r\\[1-2\\]n1'. Set it to the names"),
     ],
 )
 def test_what_slurm_does_not_say_is_refused(task, complaint):
@@ -79,6 +80,14 @@ def test_the_command_under_srun_sees_tf_config():
     )  # fmt: skip
     config = slurm.tf_config(environment)
     assert f"a b {json.dumps(config)}" in output
+
+
+def test_a_command_that_cannot_be_run_is_named(monkeypatch):
+    for name, value in slurm_task(0, "n1", "1", 0, 0).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TF_CONFIG", "")  # restored afterwards
+    with pytest.raises(SystemExit, match=r"received 'no-such-command' .No such file"):
+        slurm.main(["no-such-command"])
 
 
 # Kubernetes.

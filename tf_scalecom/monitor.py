@@ -2,6 +2,7 @@
 
 import csv
 import math
+import numbers
 import os
 
 import keras
@@ -63,7 +64,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         update_freq: str | int = "epoch",
     ):
         super().__init__()
-        is_int = isinstance(update_freq, int) and not isinstance(update_freq, bool)
+        is_int = isinstance(update_freq, numbers.Integral) and not isinstance(update_freq, bool)
         if update_freq != "epoch" and not (is_int and int(update_freq) > 0):
             raise ValueError(
                 "CompressionMonitor: expected `update_freq` to be 'epoch' or a number of batches "

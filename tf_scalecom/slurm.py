@@ -33,7 +33,7 @@ def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
         ValueError: a variable is missing or damaged, a node has more than 64 tasks, or tasks do not
             fill one node after the other.
     """
-    hosts = expand_hostlist(_value(environment, "SLURM_STEP_NODELIST"))
+    hosts = _hosts(_value(environment, "SLURM_STEP_NODELIST"))
     counts = expand_tasks_per_node(_value(environment, "SLURM_STEP_TASKS_PER_NODE"))
     if len(hosts) != len(counts) or max(counts) > _TASKS_PER_NODE:
         raise ValueError(
@@ -64,8 +64,26 @@ def main(command: Sequence[str] | None = None) -> None:
             "usage: srun python -m tf_scalecom.slurm COMMAND [argument ...]\n"
             "expected a command to run with TF_CONFIG set, received none: try python train.py"
         )
-    os.environ["TF_CONFIG"] = json.dumps(tf_config())
-    os.execvp(command[0], command)
+    try:
+        os.environ["TF_CONFIG"] = json.dumps(tf_config())
+        os.execvp(command[0], command)
+    except ValueError as error:
+        raise SystemExit(f"tf_scalecom.slurm: {error}") from error
+    except OSError as error:
+        raise SystemExit(
+            f"tf_scalecom.slurm: expected a command that can be run; received {command[0]!r} "
+            f"({error.strerror}). Correct it."
+        ) from error
+
+
+def _hosts(nodes: str) -> list[str]:
+    try:
+        return expand_hostlist(nodes)
+    except ValueError as error:
+        raise ValueError(
+            f"Expected SLURM_STEP_NODELIST like n[01-03,7] or a,b; received {nodes!r}. Set it to "
+            'the names one by one: SLURM_STEP_NODELIST=$(scontrol show hostnames | paste -sd,).'
+        ) from error
 
 
 def _value(environment: Mapping[str, str], name: str) -> str:

@@ -148,5 +148,6 @@ def _text(report):
 def _verdict(report):
     cluster = report["cluster"]
     if cluster is None:
-        return "names no cluster" if report["problems"] else "not set: this process trains alone"
+        is_set = os.environ.get("TF_CONFIG")
+        return "names no cluster" if is_set else "not set: this process trains alone"
     return f"{cluster['task']}, one of {len(cluster['workers'])}"

@@ -32,7 +32,9 @@ def advice(scenario: Scenario) -> list[str]:
     if best.method != chosen.method:
         said.append(f"The fastest, {best.method}, gains less than 5 % on it.")
     if half.speed_up * _ALIKE >= best.speed_up:
-        said.append("Casting gradients to float16, if your strategy can, does as much, drops none.")
+        said.append(
+            "Casting gradients to float16, if your strategy can, does as much and drops nothing."
+        )
     said.append(_break_even(chosen))
     said += _one_bucket(scenario, best)
     said.append("What a ratio costs in accuracy is not predicted here.")
