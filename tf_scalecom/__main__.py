@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tf_scalecom import launcher
-from tf_scalecom.argument_types import seconds
+from tf_scalecom.argument_types import seconds, whole_number
 from tf_scalecom.doctor import command as doctor_command
 from tf_scalecom.plan import command as plan_command
 from tf_scalecom.simulate import command as simulate_command
@@ -17,9 +17,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tf_scalecom")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_run(commands)
-    _add_simulate(commands)
-    _add_plan(commands)
-    _add_doctor(commands)
+    _add_command(
+        commands,
+        "simulate",
+        "train with many learners in this process, to compare methods",
+        simulate_command,
+    )
+    _add_command(commands, "plan", "predict step time and traffic on a cluster", plan_command)
+    _add_command(
+        commands,
+        "doctor",
+        "report versions, kernels, GPUs, TF_CONFIG and who reaches whom",
+        doctor_command,
+    )
     args = parser.parse_args(arguments)
     return args.run_command(args)
 
@@ -37,7 +47,7 @@ def _add_run(commands) -> None:
     parser.add_argument(
         "-n",
         "--num-workers",
-        type=_worker_count,
+        type=whole_number(1, "workers", "try -n 2"),
         required=True,
         metavar="N",
         help="how many workers to start",
@@ -65,7 +75,7 @@ def _add_run(commands) -> None:
     )
     parser.add_argument(
         "--max-restarts",
-        type=_restart_count,
+        type=whole_number(0, "restarts", "try 3"),
         default=0,
         metavar="K",
         help="after a failure start all workers again, up to K times; for scripts that back up "
@@ -77,34 +87,11 @@ def _add_run(commands) -> None:
     parser.set_defaults(run_command=lambda args: _run(parser, args))
 
 
-def _add_simulate(commands) -> None:
-    parser = commands.add_parser(
-        "simulate",
-        help="train with many learners in this process, to compare methods",
-        description=simulate_command.DESCRIPTION,
-    )
-    simulate_command.add_arguments(parser)
-    parser.set_defaults(run_command=lambda args: simulate_command.simulate(parser, args))
-
-
-def _add_plan(commands) -> None:
-    parser = commands.add_parser(
-        "plan",
-        help="predict step time and traffic on a cluster",
-        description=plan_command.DESCRIPTION,
-    )
-    plan_command.add_arguments(parser)
-    parser.set_defaults(run_command=lambda args: plan_command.plan(parser, args))
-
-
-def _add_doctor(commands) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="report versions, kernels, GPUs, TF_CONFIG and who reaches whom",
-        description=doctor_command.DESCRIPTION,
-    )
-    doctor_command.add_arguments(parser)
-    parser.set_defaults(run_command=doctor_command.doctor)
+def _add_command(commands, name, help_text, module) -> None:
+    """Adds a command that is a module's: its DESCRIPTION, `add_arguments` and `run_command`."""
+    parser = commands.add_parser(name, help=help_text, description=module.DESCRIPTION)
+    module.add_arguments(parser)
+    parser.set_defaults(run_command=lambda args: module.run_command(parser, args))
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -140,22 +127,6 @@ def _python_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -
             "check the path (options of the launcher go before it), or use -m for a module"
         )
     return [sys.executable, *script]
-
-
-def _worker_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number of workers, 1 or more, received {text!r}: try -n 2"
-        )
-    return int(text)
-
-
-def _restart_count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number of restarts, 0 or more, received {text!r}: try 3"
-        )
-    return int(text)
 
 
 def _assignment(text: str) -> tuple[str, str]:

@@ -1,16 +1,47 @@
 """Types of command-line arguments that several commands take."""
 
 import argparse
+import math
+from collections.abc import Callable
 
 
 def seconds(text: str) -> float:
     """A number of seconds, 0 or more."""
+    return number(text, what="a number of seconds", advice="try 10")
+
+
+def number(
+    text: str, least: float = 0.0, what: str = "a number", advice: str = "correct it"
+) -> float:
+    """A finite number, `least` or more; `what` and `advice` are for the error."""
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0.0 <= value < float("inf"):
+        value = math.nan
+    if not least <= value < math.inf:
         raise argparse.ArgumentTypeError(
-            f"expected a number of seconds, 0 or more, received {text!r}: try 10"
+            f"expected {what}, {least:g} or more, received {text!r}: {advice}"
         )
     return value
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0."""
+    value = number(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"expected more than 0, received {text!r}: correct it")
+    return value
+
+
+def whole_number(least: int, of: str = "", advice: str = "correct it") -> Callable[[str], int]:
+    """The type of a whole number, `least` or more; `of` what and `advice` are for the error."""
+
+    def whole_number_of(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number{of and f' of {of}'}, {least} or more, received {text!r}: "
+                f"{advice}"
+            )
+        return int(text)
+
+    return whole_number_of

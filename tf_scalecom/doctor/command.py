@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def doctor(args: argparse.Namespace) -> int:
+def run_command(_: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Examines this worker and prints what it found; returns the exit code."""
     problems: list[str] = []
     report = {

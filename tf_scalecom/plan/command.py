@@ -7,6 +7,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
+from tf_scalecom.argument_types import number, positive_number, whole_number
 from tf_scalecom.cross_device_ops import BUCKET_BYTES
 from tf_scalecom.plan import measure, plots
 from tf_scalecom.plan.advice import advice, gbits
@@ -29,37 +30,38 @@ _GRPC_HOST_NS = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds all options of the command."""
     parser.add_argument("model", help="a .keras file, or module:function that returns the model")
-    parser.add_argument("-n", "--num-workers", type=_count, required=True, metavar="W",
+    parser.add_argument("-n", "--num-workers", type=whole_number(1), required=True, metavar="W",
                         help="workers, each with a link of its own")
-    parser.add_argument("--gbits", type=_positive, required=True, metavar="G",
+    parser.add_argument("--gbits", type=positive_number, required=True, metavar="G",
                         help="bandwidth of a worker's link, Gbit/s")
-    parser.add_argument("--latency-us", type=_not_negative, default=100.0, metavar="L",
+    parser.add_argument("--latency-us", type=number, default=100.0, metavar="L",
                         help="time of a small message between workers, runtime included, "
                         "microseconds; default: %(default)g")
     compute = parser.add_mutually_exclusive_group(required=True)
-    compute.add_argument("--batch", type=_count, metavar="B",
+    compute.add_argument("--batch", type=whole_number(1), metavar="B",
                          help="samples per replica and step: measure the step here")
-    compute.add_argument("--compute-ms", type=_positive, metavar="T",
+    compute.add_argument("--compute-ms", type=positive_number, metavar="T",
                          help="or: time of a replica's step with nothing exchanged, milliseconds")
     parser.add_argument("--ratios", type=_ratios, default=[25.0, 100.0, 400.0], metavar="R,R",
                         help='compression ratios, or "auto"; default: 25,100,400')
-    parser.add_argument("--memory-gbytes", type=_positive, metavar="M",
+    parser.add_argument("--memory-gbytes", type=positive_number, metavar="M",
                         help="bandwidth of a replica's memory, GB/s; default: measured here")
-    parser.add_argument("--host-ns", type=_not_negative, default=_GRPC_HOST_NS, metavar="H",
+    parser.add_argument("--host-ns", type=number, default=_GRPC_HOST_NS, metavar="H",
                         help="time that the runtime spends on a byte sent, nanoseconds; default: "
                         "%(default)g, as TensorFlow's gRPC on CPUs; give 0 for NCCL")
-    parser.add_argument("--replicas-per-worker", type=_count, default=1, metavar="R",
+    parser.add_argument("--replicas-per-worker", type=whole_number(1), default=1, metavar="R",
                         help="default: %(default)s")
-    parser.add_argument("--inside-gbits", type=_positive, metavar="I",
+    parser.add_argument("--inside-gbits", type=positive_number, metavar="I",
                         help="bandwidth between the replicas of a worker, Gbit/s")
-    parser.add_argument("--bytes-per-pack", type=_count, default=BUCKET_BYTES, metavar="BYTES",
+    parser.add_argument("--bytes-per-pack", type=whole_number(1), default=BUCKET_BYTES,
+                        metavar="BYTES",
                         help="as in CommunicationOptions; default: the package's, %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON, in SI units")
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE",
                         help="draw 1 to 400 Gbit/s and 8 to 10,000 workers; needs matplotlib")
 
 
-def plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Predicts what the arguments ask for; returns the exit code."""
     inside_gbits = args.inside_gbits or math.inf
     if args.replicas_per_worker > 1 and not args.gbits <= inside_gbits < math.inf:
@@ -70,7 +72,7 @@ def plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.plot and plots.pyplot() is None:
         parser.error("expected matplotlib for --plot; received none: pip install matplotlib")
     if args.plot:
-        _check_plot(parser, pathlib.Path(args.plot))
+        _check_plot(parser, args.plot)
     try:
         model = load_model(args.model)
         layouts = layouts_of(model, args.ratios, _VALUE_DTYPES)
@@ -191,35 +193,4 @@ def _finite(number):
 
 
 def _ratios(text: str) -> list:
-    return [part if part == "auto" else _number(part, least=1.0) for part in text.split(",")]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number, 1 or more, received {text!r}: correct it"
-        )
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    number = _number(text, least=0.0)
-    if number == 0:
-        raise argparse.ArgumentTypeError(f"expected more than 0, received {text!r}: correct it")
-    return number
-
-
-def _not_negative(text: str) -> float:
-    return _number(text, least=0.0)
-
-
-def _number(text: str, least: float) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not least <= number < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"expected a number, {least:g} or more, received {text!r}: correct it"
-        )
-    return number
+    return [part if part == "auto" else number(part, least=1.0) for part in text.split(",")]

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_run_options(parser)
 
 
-def simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Runs what the arguments ask for; returns the exit code."""
     tf.get_logger().setLevel("ERROR")  # it tells of every loop it makes of a vectorised operation
     try:
