@@ -11,9 +11,9 @@ from tf_scalecom import algorithm
 from tf_scalecom.collectives import CollectiveLauncher
 from tf_scalecom.layout import Layout
 
-# An exchange takes two rounds between workers, of about a millisecond: as long as this many bytes
-# take at 1 Gbit/s.
-BUCKET_BYTES = 128 * 1024
+# Each bucket costs two collectives of about a millisecond. Buckets that are smaller hide no more of
+# the exchange than that (docs/network.md, "Size of the buckets" and "Hiding").
+BUCKET_BYTES = 512 * 1024
 
 # Group keys of `for_devices`: clear of those that strategies count up from 1, one per instance.
 _local_group_keys = itertools.count(1 << 20)

@@ -39,7 +39,7 @@ MODELS = {
 # Arms, by the framework whose worker runs them. Bytes that an element's gradient takes on the wire,
 # roughly: for the plan's time only.
 FLOOR, MWMS, OURS, TORCH_FLOOR = "TF compute only", "MWMS", "ours", "torch compute only"
-LARGE_BUCKETS = "ours, 512 KiB"
+SMALL_BUCKETS = "ours, 128 KiB"
 ONE_BUCKET, MASKED = "ours, one bucket", "ours, one bucket, masked all-reduce"
 FRAMEWORKS = {
     "tf": {
@@ -51,7 +51,7 @@ FRAMEWORKS = {
         "ours, chunk_keep 10": 0.06,
         "ours, 32 KiB": 0.05,
         "ours, 64 KiB": 0.05,
-        LARGE_BUCKETS: 0.05,
+        SMALL_BUCKETS: 0.05,
         ONE_BUCKET: 0.05,
         MASKED: 0.06,
     },
@@ -67,7 +67,7 @@ FRAMEWORKS = {
 BYTES_PER_ELEMENT = FRAMEWORKS["tf"] | FRAMEWORKS["torch"]
 PEER_ARMS = [FLOOR, MWMS, "MWMS fp16", OURS, "ours, bfloat16", "ours, chunk_keep 10",
              *FRAMEWORKS["torch"]]
-BUCKET_ARMS = ["ours, 32 KiB", "ours, 64 KiB", OURS, LARGE_BUCKETS, ONE_BUCKET]
+BUCKET_ARMS = ["ours, 32 KiB", "ours, 64 KiB", SMALL_BUCKETS, OURS, ONE_BUCKET]
 
 # Dense, 25M would take 10 s a step and more at 100 Mbit/s.
 _PEER_RATES = {"5M": ("100mbit", "1gbit", "unshaped"), "25M": ("1gbit", "unshaped")}
@@ -121,7 +121,7 @@ def full_plan() -> list[Cell]:
         for rate in ("100mbit", "1gbit")
         for arm in [FLOOR, *BUCKET_ARMS, MASKED]
     ]
-    cells += [Cell("deep", 2, "100mbit", arm) for arm in (FLOOR, OURS, LARGE_BUCKETS, ONE_BUCKET)]
+    cells += [Cell("deep", 2, "100mbit", arm) for arm in (FLOOR, SMALL_BUCKETS, OURS, ONE_BUCKET)]
     cells += [Cell(model, 8, "unshaped", arm) for model in ("5M", "25M") for arm in (MWMS, OURS)]
     return list(dict.fromkeys(cells))
 

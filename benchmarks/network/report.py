@@ -10,12 +10,12 @@ import results as results_lib
 from matrix import (
     BUCKET_ARMS,
     FLOOR,
-    LARGE_BUCKETS,
     MASKED,
     MWMS,
     ONE_BUCKET,
     OURS,
     PEER_ARMS,
+    SMALL_BUCKETS,
     Cell,
 )
 from results import Row
@@ -179,12 +179,12 @@ def _overlap(rows):
     shown = {
         FLOOR: "nothing exchanged",
         ONE_BUCKET: "one bucket, after the backward pass",
-        OURS: "buckets as gradients become ready, of the default 128 KiB",
-        LARGE_BUCKETS: "of 512 KiB",
+        OURS: "buckets as gradients become ready, of the default 512 KiB",
+        SMALL_BUCKETS: "of 128 KiB",
     }
     body = [
         [text, _spread(arms[arm]), _ms(arms[arm].ms - floor.ms),
-         f"{(one.ms - arms[arm].ms) / exchange:.0%}" if arm in (OURS, LARGE_BUCKETS) else ""]
+         f"{(one.ms - arms[arm].ms) / exchange:.0%}" if arm in (OURS, SMALL_BUCKETS) else ""]
         for arm, text in shown.items()
     ]
     heads = [f"deep, {one.workers} workers, {one.rate}", "step, ms", "of it exchange", "hidden"]

@@ -6,7 +6,7 @@ import functools
 import keras
 import numpy as np
 import tensorflow as tf
-from matrix import FLOOR, LARGE_BUCKETS, MASKED, MODELS, MWMS, ONE_BUCKET, OURS
+from matrix import FLOOR, MASKED, MODELS, MWMS, ONE_BUCKET, OURS, SMALL_BUCKETS
 from serve import serve
 
 import tf_scalecom as sc
@@ -88,7 +88,7 @@ def main():
         "ours, chunk_keep 10": lambda: (ours(), compressed(chunk_keep=10)),
         "ours, 32 KiB": lambda: (ours(32 << 10), compressed()),
         "ours, 64 KiB": lambda: (ours(64 << 10), compressed()),
-        LARGE_BUCKETS: lambda: (ours(512 << 10), compressed()),
+        SMALL_BUCKETS: lambda: (ours(128 << 10), compressed()),
         ONE_BUCKET: lambda: (ours(1 << 30), compressed()),
         # Under a strategy not ours there is no broadcast, and one bucket.
         MASKED: lambda: (stock, compressed()),
