@@ -77,18 +77,8 @@ class StrategyCommunicator:
         return [list(parts) for parts in zip(*map(self._unwrap, sums), strict=True)]
 
     def broadcast(self, make, leader, size):
-        masked = []
-        for replica_id, make_vector in zip(self.replica_ids, make, strict=True):
-            masked.append(
-                [
-                    tf.cond(
-                        tf.equal(replica_id, leader),
-                        make_vector,
-                        lambda: tf.zeros([size], tf.int32),
-                    )
-                ]
-            )
-        return [vectors[0] for vectors in self.all_reduce(masked)]
+        masked = _zeros_unless_leader(make, self.replica_ids, leader, size)
+        return [vectors[0] for vectors in self.all_reduce([[vector] for vector in masked])]
 
 
 class ListCommunicator:
@@ -107,8 +97,16 @@ class ListCommunicator:
         return [sums] * self.num_replicas
 
     def broadcast(self, make, leader, size):
-        vector = tf.switch_case(leader, list(make))
-        return [tf.ensure_shape(vector, [size])] * self.num_replicas
+        # Not a switch: each of its n branches would take what all n replicas' vectors are made of.
+        vector = tf.add_n(_zeros_unless_leader(make, self.replica_ids, leader, size))
+        return [vector] * self.num_replicas
+
+
+def _zeros_unless_leader(make, replica_ids, leader, size) -> list[tf.Tensor]:
+    return [
+        tf.cond(tf.equal(replica_id, leader), make_vector, lambda: tf.zeros([size], tf.int32))
+        for replica_id, make_vector in zip(replica_ids, make, strict=True)
+    ]
 
 
 def per_replica(values: Sequence, mirrored: bool = False):
