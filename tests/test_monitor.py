@@ -198,11 +198,62 @@ def test_training_that_goes_on_adds_to_the_files(tmp_path):
     with tf.summary.record_if(False):  # as Keras's TensorBoard has it between its own steps
         train(model, [monitor], epochs=2)
         train(model, [monitor])
-    reported = [3, 6, 11]  # the count of batches starts anew with `fit`
+    reported = [3, 6, 8, 11, 12]  # what is left has a report, then the count starts anew with `fit`
     assert [line["step"] for line in lines(tmp_path / "all.csv")] == reported
     assert [values["step"] for values in scalars(tmp_path / "logs")] == reported
     train(build(tf.distribute.get_strategy()), [monitor])
-    assert [line["step"] for line in lines(tmp_path / "all.csv")] == [3]
+    assert [line["step"] for line in lines(tmp_path / "all.csv")] == [3, 4]
+
+
+class Fails(keras.callbacks.Callback):
+    """Raises after so many batches of the second epoch."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self._batches = batches
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._fails = epoch == 1
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._fails and batch + 1 == self._batches:
+            raise RuntimeError("a worker was killed")
+
+
+def test_steps_made_again_after_a_restart_have_one_line(tmp_path):
+    path = tmp_path / "all.csv"
+
+    def callbacks():
+        return [
+            sc.callbacks.BackupAndRestore(tmp_path / "backup"),
+            sc.callbacks.CompressionMonitor(csv_path=path, update_freq=2),
+        ]
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train(build(mirrored()), [*callbacks(), Fails(4)], epochs=3)
+    before = lines(path)
+    assert [line["step"] for line in before] == [2, 4, 6, 8]  # the last backup is of step 4
+    with path.open("a") as file:
+        file.write("1,12")  # killed while it wrote 128
+    train(build(mirrored()), callbacks(), epochs=3)
+    again = lines(path)
+    assert [line["step"] for line in again] == [2, 4, 6, 8, 10, 12]
+    assert again[:2] == before[:2]
+    assert [line["total_bytes_sent"] for line in again] == [SENT * line["step"] for line in again]
+
+
+def test_steps_after_a_monitored_fit_are_not_measured():
+    model = build(mirrored())
+    monitor = sc.callbacks.CompressionMonitor()
+    train(model, [monitor])
+    step, measured = model.train_function, model.optimizer.gradient_norm.value()
+    assert measured > 0
+    train(model, [], steps=25)  # more than lie between two measurements
+    assert model.optimizer.gradient_norm.value() == measured
+    history = train(model, [monitor])
+    assert history["residual_to_gradient"][0] > 0
+    assert model.optimizer.gradient_norm.value() != measured
+    assert model.train_function is step  # not traced again
 
 
 def test_what_is_refused():

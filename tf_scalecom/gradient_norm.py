@@ -6,35 +6,39 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
+_NEVER = tf.int64.max  # no step has this number
+
 
 class GradientNorm:
-    """Measures the gradients of this process once every so many steps, or never.
+    """Measures the gradients of this process once every so many steps, while it is asked to.
 
-    Attributes:
-        every: measure the next step and then one in this many; None for never.
+    Steps that are traced before the first `start` hold nothing of it. Later ones look at a number
+    to know whether their turn has come, so that starting and stopping needs no other trace.
     """
 
     def __init__(self):
-        self.every: int | None = None
+        self._takes_part = False
         # Of this process alone, and no state to save.
         with tf.init_scope(), tf.device("CPU:0"):
             self._norm = resource_variable_ops.ResourceVariable(float("nan"), dtype=tf.float32)
-            self._next = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
+            self._every = resource_variable_ops.ResourceVariable(1, dtype=tf.int64)
+            self._next = resource_variable_ops.ResourceVariable(_NEVER, dtype=tf.int64)
 
-    def restart(self, every: int) -> bool:
-        """Forgets what was measured, and measures the next step.
-
-        Args:
-            every: see the attribute.
+    def start(self, every: int) -> bool:
+        """Forgets what was measured, measures the next step, and then one in `every`.
 
         Returns:
             Whether steps that were traced before must be traced again to follow.
         """
-        changed = every != self.every
-        self.every = every
+        is_first, self._takes_part = not self._takes_part, True
         self._norm.assign(float("nan"))
+        self._every.assign(every)
         self._next.assign(0)
-        return changed
+        return is_first
+
+    def stop(self) -> None:
+        """Measures no more; the last value stays."""
+        self._next.assign(_NEVER)
 
     def value(self) -> float:
         """Euclidean norm of the gradients of the last step measured; NaN before the first."""
@@ -48,7 +52,7 @@ class GradientNorm:
             gradients: returns those that count, of any float dtype. If they are not finite, the
                 next step is measured in their place.
         """
-        if self.every is None:
+        if not self._takes_part:
             return
         if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
             return  # what XLA compiles cannot write where the host reads
@@ -59,6 +63,6 @@ class GradientNorm:
             norm = tf.sqrt(tf.add_n([tf.constant(0.0), *squares]))
             finite = tf.math.is_finite(norm)
             self._norm.assign(tf.where(finite, norm, self._norm))
-            self._next.assign(tf.where(finite, step + self.every, step))
+            self._next.assign(tf.where(finite, step + self._every, step))
 
         tf.cond(step >= self._next, measure, lambda: None)

@@ -1,9 +1,11 @@
 """`CompressionMonitor`: what compression sends and holds back, into logs, TensorBoard and CSV."""
 
 import csv
+import itertools
 import math
 import numbers
 import os
+import re
 
 import keras
 import tensorflow as tf
@@ -41,10 +43,12 @@ class CompressionMonitor(keras.callbacks.Callback):
     Args:
         log_dir: folder for TensorBoard, with scalars "compression/<name>" by the optimizer's step;
             None for none.
-        csv_path: file for one line per report; None for none. Training that goes on, e.g. after
-            a restart, adds to it; training from step 0 writes it anew.
+        csv_path: file for one line per report; None for none. Lines of steps that training has
+            behind it when it begins stay, e.g. after a restart; those of steps that it makes again
+            go, and so do all when it begins at step 0.
         update_freq: "epoch", or a number of batches after which TensorBoard and CSV get a report,
-            of means over these batches. Each report reads all residuals.
+            of means over these batches; the last one is of what is left. Each report reads all
+            residuals.
 
     Raises:
         ValueError: `update_freq` is out of its range; in `fit`, if the model's optimizer is no
@@ -89,7 +93,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         every = _STEPS_PER_GRADIENT_NORM
         if self.update_freq != "epoch":
             every = min(every, self.update_freq)
-        if self._optimizer.gradient_norm.restart(every):
+        if self._optimizer.gradient_norm.start(every):
             self.model.make_train_function(force=True)
         self._traffic = Traffic(self._optimizer)
         self._reports = None
@@ -115,8 +119,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         self._last_batch = batch
         if self._batches >= self.update_freq:
             self._batches = 0
-            self._write(self._values(self._report_start))
-            self._report_start = self._step()
+            self._report()
 
     def on_epoch_end(self, epoch, logs=None):
         values = self._values(self._epoch_start)
@@ -126,7 +129,11 @@ class CompressionMonitor(keras.callbacks.Callback):
             self._write(values)
 
     def on_train_end(self, logs=None):
+        if self.update_freq != "epoch" and self._reports:
+            self._report()
         self._reports = None  # closes their files
+        # A fit that ends by an error does not come here: the next one with a monitor does.
+        self._optimizer.gradient_norm.stop()
 
     def _step(self):
         return int(self._optimizer.iterations.numpy())
@@ -153,6 +160,13 @@ class CompressionMonitor(keras.callbacks.Callback):
         unwrap = self.model.distribute_strategy.experimental_local_results
         first = [unwrap(residual.value)[0] for residual in self._optimizer.residual_variables]
         return math.sqrt(sum(2 * float(tf.nn.l2_loss(part)) for part in first))
+
+    def _report(self):
+        """Writes a report of the steps since the last one, if there were any."""
+        step = self._step()
+        if step > self._report_start:
+            self._write(self._values(self._report_start))
+            self._report_start = step
 
     def _write(self, values):
         for report in self._reports:
@@ -186,14 +200,26 @@ class _Csv:
 
     Args:
         path: the file.
-        start: step at which the training begins; where that is not the first, lines are added.
+        start: steps made when the training begins. Lines of later ones go, as do lines that are
+            not whole and what follows them.
     """
+
+    _LINE = re.compile(rb"\d+,(?P<step>\d+),.*\n")
 
     def __init__(self, path, start):
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         self._path = path
-        with open(path, "a" if start else "w") as file:
-            self._is_empty = file.tell() == 0
+
+        def is_behind(line):
+            found = self._LINE.fullmatch(line)
+            return found is not None and int(found["step"]) <= start
+
+        with open(path, "a+b") as file:
+            file.seek(0)
+            names, *lines = file.readlines() or [b""]
+            kept = list(itertools.takewhile(is_behind, lines)) if start else []
+            self._is_empty = not kept
+            file.truncate(len(names) + sum(map(len, kept)) if kept else 0)
 
     def write(self, epoch, step, values):
         line = {"epoch": epoch, "step": step, **values}
