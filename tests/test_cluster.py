@@ -35,6 +35,7 @@ TWO = {"worker": ["a:1", "b:1"]}
         ),
         (config(TWO, ["worker"]), r"the task's type among .* received \['worker'\]"),
         (config({**TWO, "ps": ["c:1"]}, "ps"), "Parameter servers are not supported"),
+        (config({**TWO, "ps": ["c:1"]}), "received a job 'ps'.* Leave the job out"),
         (config({"chief": ["a:1", "b:1"]}, "chief"), "one `chief`"),
         (config(TWO, index=2), "one of 2 tasks .* received 2"),
         (config(TWO, index=-1), "received -1"),

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
@@ -15,6 +16,7 @@ import tf_scalecom as sc
 from tf_scalecom import cluster as cluster_lib
 from tf_scalecom.__main__ import main
 from tf_scalecom.cluster import Cluster
+from tf_scalecom.doctor import network
 from tf_scalecom.doctor.network import Doctors
 from tf_scalecom.local_cluster import reserve_ports
 
@@ -32,9 +34,9 @@ def addresses():
         port.close()
 
 
-def tf_config(addresses, index=0):
+def tf_config(addresses, index=0, **other_jobs):
     task = {"type": "worker", "index": index}
-    return json.dumps({"cluster": {"worker": addresses}, "task": task})
+    return json.dumps({"cluster": {"worker": addresses, **other_jobs}, "task": task})
 
 
 @pytest.fixture
@@ -55,18 +57,17 @@ class Peer:
     def __init__(self, addresses, index=1, calls=None, versions=VERSIONS, stream=False):
         self.workers = {f"worker {i}": address for i, address in enumerate(addresses)}
         cluster = Cluster({"worker": tuple(calls or addresses)}, "worker", index)
-        facts = {"versions": versions, "workers": self.workers, "--bandwidth": stream}
-        self.doctors = Doctors(cluster, facts)
-        self._stream = stream
+        facts = {"versions": versions, "workers": self.workers}
+        self.doctors = Doctors(cluster, facts, stream)
 
     def __enter__(self):
         self._pool = ThreadPoolExecutor(1)
-        self.rate = self._pool.submit(self.doctors.meet, 60, self._stream)
+        self.rate = self._pool.submit(self.doctors.meet, 60)
         return self
 
     def __exit__(self, *_):
         for peer in self.doctors.peers.values():
-            peer.reached = peer.came = True  # it need not wait for its time to be up
+            peer.answered = peer.came = True  # it need not wait for its time to be up
         self._pool.shutdown()
 
 
@@ -123,11 +124,16 @@ def test_compilers_are_those_that_would_build(doctor, monkeypatch, tmp_path):
         ("{'cluster'}", "Expected TF_CONFIG to be JSON"),
         (tf_config(["host:1", "host:1"]), "a different address for each task"),
         (tf_config(["host:1"], index=1), "the index of one of 1 tasks"),
+        (tf_config(["a:1"], ps=["b:1"]), "Parameter servers are not supported"),
     ],
 )
-def test_a_bad_tf_config_is_a_problem(doctor, config, expected):
+def test_what_training_refuses_in_tf_config_is_a_problem(doctor, config, expected):
     code, report = doctor(config)
-    assert code == 1 and expected in report["problems"][0] and report["cluster"] is None
+    (problem,) = report["problems"]
+    assert code == 1 and expected in problem and report["cluster"] is None
+    with pytest.raises(ValueError, match="Expected") as refused:
+        sc.MultiWorkerMirroredStrategy()
+    assert str(refused.value) == problem
 
 
 def test_a_peer_that_does_not_listen_is_named_in_time(doctor, addresses):
@@ -141,13 +147,50 @@ def test_a_peer_that_does_not_listen_is_named_in_time(doctor, addresses):
 
 
 def test_training_that_already_runs_there_counts_as_reached(doctor, addresses):
-    there = Cluster({"worker": tuple(addresses)}, "worker", 1)
-    with cluster_lib.answering(there, socket.socket.close):
+    there = tf.distribute.Server({"worker": addresses}, job_name="worker", task_index=1)
+    assert there.target.endswith(addresses[1].rpartition(":")[2])
+    code, report = doctor(tf_config(addresses))
+    assert code == 0 and report["problems"] == []
+    assert report["peers"]["worker 1"]["reached"] and not report["peers"]["worker 1"]["doctor"]
+    code, report = doctor(tf_config(addresses), "--bandwidth")
+    (problem,) = report["problems"]
+    assert code == 1 and "an answer that is no doctor's" in problem
+
+
+def test_a_peer_may_take_its_time_to_answer(doctor, addresses):
+    with Peer(addresses) as peer:
+        answer = peer.doctors._answer
+
+        def answer_late(connection):
+            time.sleep(1.2 * cluster_lib._CONNECT_SECONDS)
+            answer(connection)
+
+        peer.doctors._answer = answer_late
+        code, report = doctor(tf_config(addresses), "--timeout", "1")  # one call
+    assert code == 0 and report["peers"]["worker 1"]["doctor"]
+
+
+def test_a_peer_that_takes_a_connection_and_says_nothing_is_called_again(
+    doctor, addresses, monkeypatch
+):
+    monkeypatch.setattr(network, "_CALL_SECONDS", 0.3)
+    silent = socket.create_server(("", int(addresses[1].rpartition(":")[2])))
+    code, report = doctor(tf_config(addresses), "--timeout", "0.1")
+    (problem,) = report["problems"]
+    assert code == 1 and "received: a connection, but no word on it" in problem
+    found = report["peers"]["worker 1"]
+    assert found["reached"] and not found["answered"] and not found["doctor"]
+
+    def start():
+        time.sleep(0.5)
+        silent.close()
+        return Peer(addresses).__enter__()
+
+    with ThreadPoolExecutor(1) as pool:
+        peer = pool.submit(start)
         code, report = doctor(tf_config(addresses))
-        assert code == 0 and report["problems"] == []
-        assert report["peers"]["worker 1"]["reached"] and not report["peers"]["worker 1"]["doctor"]
-        code, report = doctor(tf_config(addresses), "--bandwidth")
-        assert code == 1 and "Start the doctor there too" in report["problems"][0]
+        peer.result().__exit__()
+    assert code == 0 and report["peers"]["worker 1"]["doctor"]
 
 
 def test_an_own_port_that_is_taken_is_a_problem(doctor, addresses):
@@ -197,6 +240,34 @@ def test_two_processes_measure_and_print_json_alone(addresses):
     report = json.loads(done.stdout)
     rates = report["bytes_per_second"], peer.rate.result()
     assert all(1e6 < rate < 1e12 for rate in rates), rates
+
+
+@pytest.mark.parametrize("config", ["", tf_config(["localhost:1"])])
+def test_bandwidth_on_one_worker_alone_is_no_problem(capsys, monkeypatch, config):
+    monkeypatch.setenv("TF_CONFIG", config)
+    assert main(["doctor", "--bandwidth"]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1].split(maxsplit=1) == [
+        "bandwidth", "not measured: TF_CONFIG names no other worker"
+    ]  # fmt: skip
+
+
+def test_bandwidth_that_not_all_are_to_measure_is_one_problem(doctor, addresses):
+    with Peer(addresses):
+        code, report = doctor(tf_config(addresses), "--bandwidth")
+    (problem,) = report["problems"]
+    assert code == 1 and "--bandwidth: True (worker 0), False (worker 1)" in problem
+
+
+def test_a_stream_that_breaks_off_is_one_problem(doctor, addresses, monkeypatch):
+    def break_off(connection):
+        raise ConnectionResetError
+
+    monkeypatch.setattr(network, "_count", break_off)
+    with Peer(addresses, stream=True):
+        code, report = doctor(tf_config(addresses), "--bandwidth")
+    (problem,) = report["problems"]
+    assert code == 1 and f"Expected worker 1 at {addresses[1]} to take a stream" in problem
 
 
 def test_a_timeout_that_is_none_is_refused(capsys):

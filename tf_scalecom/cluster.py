@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
-JOBS = ("chief", "worker", "ps", "evaluator")
+JOBS = ("chief", "worker", "evaluator")
 
 REPORT_VARIABLE = "TF_SCALECOM_REPORT_MISSING_SECONDS"
 LIMIT_VARIABLE = "TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS"
@@ -131,6 +131,13 @@ def parse_tf_config(text: str) -> Cluster | None:
 
 def _checked(jobs, task, source) -> Cluster:
     for job, addresses in jobs.items():
+        if job == "ps":
+            raise _bad_config(
+                f"jobs among {', '.join(JOBS)}",
+                "a job 'ps'. Parameter servers are not supported: this strategy is synchronous. "
+                "Leave the job out",
+                source,
+            )
         if job not in JOBS:
             raise _bad_config(f"jobs among {', '.join(JOBS)}", f"a job {job!r}", source)
         if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
@@ -160,12 +167,6 @@ def _checked(jobs, task, source) -> Cluster:
     if not isinstance(task_type, str) or task_type not in jobs:
         raise _bad_config(
             f"the task's type among the cluster's jobs ({', '.join(jobs)})", repr(task_type), source
-        )
-    if task_type == "ps":
-        raise _bad_config(
-            "a task that trains",
-            "task type 'ps'. Parameter servers are not supported: this strategy is synchronous",
-            source,
         )
     # TensorFlow reads "0" as 0 too. A bool is an int to Python, and a mistake here.
     if isinstance(task_id, str) and re.fullmatch("[0-9]+", task_id):

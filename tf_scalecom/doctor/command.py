@@ -50,7 +50,7 @@ def run_command(_: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         **_network(args, problems),
         "problems": problems,
     }
-    print(json.dumps(report, indent=2) if args.json else _text(report))
+    print(json.dumps(report, indent=2) if args.json else _text(report, args.bandwidth))
     return 1 if problems else 0
 
 
@@ -78,24 +78,19 @@ def _network(args, problems):
     facts = {
         "versions": {name: machine.versions()[name] for name in _ALIKE},
         "workers": cluster.workers,
-        "--bandwidth": args.bandwidth,
     }
-    doctors = Doctors(cluster, facts)
+    doctors = Doctors(cluster, facts, args.bandwidth)
     try:
-        found["bytes_per_second"] = doctors.meet(args.timeout, args.bandwidth)
+        found["bytes_per_second"] = doctors.meet(args.timeout)
     except RuntimeError as error:
         problems.append(str(error))
         return found
-    problems += _problems_of_peers(cluster, doctors, facts, args.timeout)
-    if args.bandwidth and found["bytes_per_second"] is None:
-        problems.append(
-            "Expected the next worker's doctor to take a stream; received no count of it. Start "
-            "the doctor there too, with --bandwidth."
-        )
+    problems += _problems_of_peers(cluster, doctors, args)
     found["peers"] = {
         name: {
             "address": peer.address,
             "reached": peer.reached,
+            "answered": peer.answered,
             "doctor": peer.facts is not None,
             "error": peer.error,
         }
@@ -104,25 +99,36 @@ def _network(args, problems):
     return found
 
 
-def _problems_of_peers(cluster: Cluster, doctors: Doctors, facts, timeout):
+def _problems_of_peers(cluster: Cluster, doctors: Doctors, args):
     for name, peer in doctors.peers.items():
         where = f"{name} at {peer.address}"
         if peer.error:
             yield (
-                f"Expected {where} to answer within {timeout:g} s; received: {peer.error}. Start "
-                "the doctor there too, and check its TF_CONFIG, this address and firewalls."
+                f"Expected {where} to answer within {args.timeout:g} s; received: {peer.error}. "
+                "Start the doctor there too, and check its TF_CONFIG, this address and firewalls."
             )
         elif peer.facts is not None and not peer.came:
             yield (
                 f"Expected a call from {where}, which answers when called from here; received none "
-                f"within {timeout:g} s. Check that {cluster.address} is reachable from there."
+                f"within {args.timeout:g} s. Check that {cluster.address} is reachable from there."
+            )
+        elif args.bandwidth and name == doctors.next and peer.facts is None:
+            yield (
+                f"Expected the doctor of {where} to take a stream; received an answer that is no "
+                "doctor's, as where the training already runs. Start the doctor there too, before "
+                "the training, with --bandwidth."
+            )
+        elif doctors.stream_error and name == doctors.next:
+            yield (
+                f"Expected {where} to take a stream; received: {doctors.stream_error}. Look into "
+                "what its doctor says, and start both again."
             )
     known = {name: peer.facts for name, peer in doctors.peers.items() if peer.facts is not None}
-    for line in differences([facts, *known.values()], [cluster.name, *known]):
-        yield f"Expected the same on all workers; received {line}. Make it so."
+    for line in differences([doctors.facts, *known.values()], [cluster.name, *known]):
+        yield f"Expected the same on all workers; received {line}. Install and start all alike."
 
 
-def _text(report):
+def _text(report, bandwidth):
     lines = [("versions", ", ".join(f"{name} {v}" for name, v in report["versions"].items()))]
     if report["kernels"]:
         lines.append(("kernels", "{backend}: {reason}".format(**report["kernels"])))
@@ -134,12 +140,20 @@ def _text(report):
     lines.append(("TensorFlow", f"built with {cuda}"))
     lines.append(("TF_CONFIG", _verdict(report)))
     for name, peer in (report["peers"] or {}).items():
-        said = "its doctor answers" if peer["doctor"] else "answers, but not as a doctor"
-        said = said if peer["reached"] else "not reached"
+        if peer["doctor"]:
+            said = "its doctor answers"
+        elif peer["answered"]:
+            said = "answers, but not as a doctor"
+        else:
+            said = "takes a connection, but does not answer" if peer["reached"] else "not reached"
         lines.append((name, f"{peer['address']}: {said}"))
     if report["bytes_per_second"]:
         rate = f"{8e-9 * report['bytes_per_second']:.3g} Gbit/s to the next worker"
         lines.append(("bandwidth", rate))
+    elif bandwidth:
+        others = len((report["cluster"] or {"workers": ()})["workers"]) > 1
+        why = "the problem is below" if others else "TF_CONFIG names no other worker"
+        lines.append(("bandwidth", f"not measured: {why}"))
     lines += [("PROBLEM", problem) for problem in report["problems"]]
     width = max(len(name) for name, _ in lines) + 2
     return "\n".join(name.ljust(width) + value for name, value in lines)

@@ -22,6 +22,7 @@ from tf_scalecom.cluster import Cluster
 
 _POLL_SECONDS = 0.2
 _CALL_SECONDS = 5.0
+_SHORTEST_SECONDS = 0.001  # 0 would be no time-out, but no waiting
 _STREAM_SECONDS = 2.0
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
@@ -36,13 +37,16 @@ class Peer:
     Attributes:
         address: where TF_CONFIG has it.
         reached: whether something took a connection there.
-        error: why nothing did, in words; or why what did is not the doctor of this worker.
+        answered: whether that has answered or hung up, as the doctor or not; one that is busy may
+            take its time.
+        error: why it has not, in words; or why what did is not the doctor of this worker.
         facts: what its doctor says it has; None without one.
         came: whether its doctor has called here.
     """
 
     address: str
     reached: bool = False
+    answered: bool = False
     error: str | None = None
     facts: dict | None = None
     came: bool = False
@@ -54,20 +58,32 @@ class Doctors:
     Args:
         cluster: the cluster; it has peers.
         facts: what this worker has, as plain values; the others are told.
+        streams: whether to stream to the next worker, too, which has to do so as well. The others
+            are told, as "--bandwidth".
+
+    Attributes:
+        facts: all that the others are told.
+        peers: name -> what is known of another worker.
+        next: name of the worker to stream to.
+        stream_error: why no stream came to its end there, in words.
     """
 
-    def __init__(self, cluster: Cluster, facts: dict):
+    def __init__(self, cluster: Cluster, facts: dict, streams: bool = False):
+        self.facts = {**facts, "--bandwidth": streams}
         self.peers = {name: Peer(address) for name, address in cluster.peers.items()}
+        names = list(cluster.workers)
+        rank = names.index(cluster.name)
+        self.next = names[(rank + 1) % len(names)]
+        self._before = names[rank - 1]
+        self.stream_error: str | None = None
         self._cluster = cluster
-        self._facts = facts
-        self._received = threading.Event()  # a whole stream
+        self._streamed = threading.Event()  # to here, whole or not
 
-    def meet(self, timeout: float, stream: bool) -> float | None:
+    def meet(self, timeout: float) -> float | None:
         """Calls all peers, again and again, until all have answered and called, or for a time.
 
         Args:
             timeout: seconds to wait for the others, who may start later.
-            stream: then stream to the next worker, which has to do so too.
 
         Returns:
             Bytes per second of the stream, as the one at its end counted; None without.
@@ -77,35 +93,42 @@ class Doctors:
         """
         with cluster_lib.answering(self._cluster, self._answer_in_thread):
             deadline = time.monotonic() + timeout
-            while not self._all_met() and time.monotonic() < deadline:
-                missing = [name for name, peer in self.peers.items() if not peer.reached]
+            while True:
+                missing = [name for name, peer in self.peers.items() if not peer.answered]
                 with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:  # each may take its time in vain
                     list(pool.map(self._greet, missing))
+                if self._all_met() or time.monotonic() >= deadline:
+                    break
                 time.sleep(_POLL_SECONDS)
-            if not stream:
-                return None
-            rate = self._stream_to(self._neighbour(1))
-            if self._neighbour(-1).facts is not None:  # may still be at it
-                self._received.wait(_STREAM_SECONDS + _CALL_SECONDS)
+            rate = self._stream() if self._streams_with(self.next) else None
+            if self._streams_with(self._before):  # may still be at it
+                self._streamed.wait(_STREAM_SECONDS + _CALL_SECONDS)
             return rate
 
     def _all_met(self):
         """Whether nobody is left to call, and no doctor that could call here has yet to."""
         return all(
-            peer.reached and (peer.came or peer.facts is None) for peer in self.peers.values()
+            peer.answered and (peer.came or peer.facts is None) for peer in self.peers.values()
         )
 
     def _greet(self, name):
         peer = self.peers[name]
         try:
-            with cluster_lib.connect(peer.address) as connection:
-                peer.reached, peer.error = True, None
+            connection = cluster_lib.connect(peer.address)
+        except OSError as error:
+            peer.error = _in_words(error)
+            return
+        peer.reached = True
+        with connection:
+            try:
                 _send(connection, self._call())
                 answer = _receive(connection)
-        except OSError as error:
-            if not peer.reached:
-                peer.error = _in_words(error)
-            return
+            except TimeoutError:
+                peer.error = "a connection, but no word on it: what listens there hangs"
+                return
+            except OSError:  # hung up
+                answer = None
+        peer.answered, peer.error = True, None
         if not _is_call(answer):
             return
         if answer[_NAME] == name:
@@ -114,18 +137,17 @@ class Doctors:
             peer.error = f"{answer[_NAME]} answers there: its TF_CONFIG is another one"
 
     def _call(self, stream=False):
-        return {_NAME: self._cluster.name, "facts": self._facts, "stream": stream}
+        return {_NAME: self._cluster.name, "facts": self.facts, "stream": stream}
 
-    def _neighbour(self, distance):
-        names = list(self._cluster.workers)
-        return self.peers[names[(names.index(self._cluster.name) + distance) % len(names)]]
+    def _streams_with(self, name):
+        facts = self.peers[name].facts
+        return facts is not None and facts["--bandwidth"] and self.facts["--bandwidth"]
 
-    def _stream_to(self, peer):
-        if peer.facts is None:
-            return None
+    def _stream(self):
         chunk = bytes(_CHUNK_BYTES)
         try:
-            with cluster_lib.connect(peer.address, _CALL_SECONDS) as connection:
+            address = self.peers[self.next].address
+            with cluster_lib.connect(address, _CALL_SECONDS) as connection:
                 _send(connection, self._call(stream=True))
                 end = time.monotonic() + _STREAM_SECONDS
                 while time.monotonic() < end:
@@ -133,22 +155,27 @@ class Doctors:
                 connection.shutdown(socket.SHUT_WR)
                 counted = _receive(connection)
         except OSError as error:
-            peer.error = f"the stream there broke off ({_in_words(error)})"
+            self.stream_error = _in_words(error)
             return None
-        return counted["bytes"] / counted["seconds"] if counted else None
+        if counted is None:
+            self.stream_error = "no count of what came in"
+            return None
+        return counted["bytes"] / counted["seconds"]
 
     def _answer_in_thread(self, connection):
         threading.Thread(target=self._answer, args=[connection], daemon=True).start()
 
     def _answer(self, connection):
         with contextlib.suppress(OSError), connection:
-            connection.settimeout(_CALL_SECONDS)
             call = _receive(connection)
+            connection.settimeout(_CALL_SECONDS)
             if not _is_call(call):
                 return
             if call["stream"]:
-                _send(connection, _count(connection))
-                self._received.set()
+                try:
+                    _send(connection, _count(connection))
+                finally:
+                    self._streamed.set()
                 return
             _send(connection, self._call())
             if call[_NAME] in self.peers:
@@ -160,9 +187,14 @@ def _send(connection, message):
 
 
 def _receive(connection):
-    """A message, one line of JSON; None for anything else."""
-    line = b""
+    """A message, one line of JSON; None for anything else.
+
+    Raises:
+        TimeoutError: it is not there in the time of a call.
+    """
+    line, end = b"", time.monotonic() + _CALL_SECONDS
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
+        connection.settimeout(max(_SHORTEST_SECONDS, end - time.monotonic()))
         byte = connection.recv(1)  # no more: a stream may follow
         if not byte:
             return None
