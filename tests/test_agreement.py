@@ -10,7 +10,7 @@ import pytest
 from worker_cluster import start_scripts
 
 import tf_scalecom as sc
-from tf_scalecom.agreement import check_alike, differences
+from tf_scalecom.agreement import VARIABLE, check_alike, compared, differences
 
 NAMES = ["worker 0", "worker 1", "worker 2"]
 
@@ -28,6 +28,19 @@ def test_differences_name_place_values_and_workers():
         "variables.1.length: nothing (worker 0), 2 (worker 1)",
         "variables.1.0.length: nothing (worker 0), 0 (worker 1)",
         "variables.1.1: nothing (worker 0), 'float32' (worker 1)",
+    ]
+
+
+def test_differences_name_the_variable_and_do_not_compare_its_path():
+    def described(layer, units):
+        return {"variables": [{VARIABLE: f"{layer}/kernel", "shape": [4, units]}]}
+
+    same = [described("dense", 5), described("dense_1", 5)]
+    assert differences(same, NAMES[:2]) == [] and compared(same[0]) == compared(same[1])
+    units = [described("dense", 5), described("dense_1", 5), described("l" * 200, 6)]
+    assert differences(units, NAMES) == [
+        "variables.0.shape.1: 5 (dense/kernel on worker 0, worker 1), "
+        f"6 (...{'l' * 93}/kernel on worker 2)"
     ]
 
 
@@ -112,6 +125,7 @@ UNLIKE = {
     "clipping": ({"clipnorm": 1.0}, {}),
     "schedule": ({"decay": 0.9}, {"decay": 0.8}),
     "shape": ({"units": 32}, {"units": 33}),
+    "late": ({"units": 32, "late": True}, {"units": 33, "late": True}),
     "dtype": ({"dtype": "float32"}, {"dtype": "float64"}),
     "trainable": ({"trainable": True}, {"trainable": False}),
     "name": ({"center": False}, {"center": True}),
@@ -126,12 +140,23 @@ class OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return 0.1
 
 
+class InTwo(keras.Model):
+    """Keras creates its variables only in `fit`."""
+
+    def __init__(self, *two):
+        super().__init__()
+        self.two = two
+
+    def call(self, inputs):
+        return self.two[1](self.two[0](inputs))
+
+
 def fit_with(strategy, arguments):
     """Builds and trains with a plain optimizer; returns the error."""
 
     def model_of(
         optimizer="SGD", decay=None, units=4, dtype="float32", trainable=True, center=False,
-        layers_before=0, **hyper_parameters,
+        layers_before=0, late=False, **hyper_parameters,
     ):
         for _ in range(layers_before):
             keras.layers.Dense(1)  # which has Keras count further for the next one's name
@@ -141,7 +166,7 @@ def fit_with(strategy, arguments):
         if decay:
             rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10, decay)
         dense.trainable = trainable
-        model = keras.Sequential([keras.Input((20,)), dense, norm])
+        model = InTwo(dense, norm) if late else keras.Sequential([keras.Input((20,)), dense, norm])
         model.compile(getattr(keras.optimizers, optimizer)(rate, **hyper_parameters), "mse")
         return model
 
@@ -161,10 +186,11 @@ def fit_with(strategy, arguments):
         ("momentum", "momentum: 0.9 (worker 0), 0.5 (worker 1)"),
         ("clipping", "clipnorm: 1.0 (worker 0), nothing (worker 1)"),
         ("schedule", "config.learning_rate.config.decay_rate: 0.9 (worker 0), 0.8 (worker 1)"),
-        ("shape", "shape.1: 32 (worker 0), 33 (worker 1)"),
-        ("dtype", "dtype: 'float32' (worker 0), 'float64' (worker 1)"),
-        ("trainable", "variables.0.trainable: True (worker 0), False (worker 1)"),
-        ("name", "variables.1.name: 'gamma' (worker 0), 'beta' (worker 1)"),
+        ("shape", "shape.1: 32 (sequential/dense/kernel on worker 0), 33 (sequential/dense/"),
+        ("late", "shape.1: 32 (in_two/dense/kernel on worker 0), 33 (in_two/dense/kernel on w"),
+        ("dtype", "dtype: 'float32' (sequential/dense/kernel on worker 0), 'float64' (sequential"),
+        ("trainable", "variables.0.trainable: True (sequential/dense/kernel on worker 0), False ("),
+        ("name", "variables.1.name: 'gamma' (sequential/batch_normalization/gamma on worker 0), "),
         ("nothing", None),
     ],
 )

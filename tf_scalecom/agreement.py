@@ -5,11 +5,20 @@ for each other in collectives that do not match, or train on with different numb
 """
 
 import re
+import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
 
+# Key of a description for the path of the variable that it describes. People are shown it; it is
+# not compared, as each process counts Keras's names up for itself.
+VARIABLE = "variable's path"
+
+_CREATE = keras.Variable._initialize.__code__
+
 _SHOWN = 5
+_SHOWN_OF_PATH = 100
 _ABSENT = "nothing"
 
 
@@ -22,19 +31,32 @@ def differences(descriptions: Sequence, names: Sequence[str]) -> list[str]:
 
     Returns:
         One line for each value that is not the same everywhere, e.g.
-        "inner.momentum: 0.9 (worker 0, worker 2), 0.5 (worker 1)".
+        "inner.momentum: 0.9 (worker 0, worker 2), 0.5 (worker 1)", or of a variable
+        "shape.1: 32 (dense/kernel on worker 0), 33 (dense/kernel on worker 1)".
     """
-    flat = [dict(_flattened(description)) for description in descriptions]
+    flat = [{place: rest for place, *rest in _flattened(d)} for d in descriptions]
     lines = []
     for place in dict.fromkeys(place for description in flat for place in description):
         holders: dict[str, list[str]] = {}
         for name, description in zip(names, flat, strict=True):
-            value = repr(description[place]) if place in description else _ABSENT
-            holders.setdefault(value, []).append(name)
+            value, path = description.get(place, (None, ""))
+            value = repr(value) if place in description else _ABSENT
+            # The path of the first of those who have the value stands for all of theirs.
+            on = f"{_shortened(path)} on " if path and value not in holders else ""
+            holders.setdefault(value, []).append(on + name)
         if len(holders) > 1:
             values = (f"{value} ({', '.join(who)})" for value, who in holders.items())
             lines.append(f"{place}: {', '.join(values)}")
     return lines
+
+
+def compared(description) -> dict[str, object]:
+    """What `differences` compares of a description: place -> value."""
+    return {place: value for place, value, _ in _flattened(description)}
+
+
+def _shortened(path):
+    return path if len(path) <= _SHOWN_OF_PATH else "..." + path[-_SHOWN_OF_PATH:]
 
 
 def check_alike(what: str, descriptions: Sequence, names: Sequence[str], advice: str) -> None:
@@ -98,6 +120,7 @@ def describe_variables(variables: Sequence[keras.Variable]) -> list[dict]:
     """What of variables is to be alike: all but the numbers that make names unique in a process."""
     return [
         {
+            VARIABLE: variable.path,
             "name": re.sub(r"_\d+$", "", variable.name),
             "shape": list(variable.shape),
             "dtype": variable.dtype,
@@ -107,15 +130,28 @@ def describe_variables(variables: Sequence[keras.Variable]) -> list[dict]:
     ]
 
 
-def _flattened(structure, place="") -> Iterator[tuple[str, object]]:
+def path_of_new_variable(name: str | None) -> str:
+    """Path of the Keras variable that the caller's callers are creating; else `name`, "" for None.
+
+    Keras tells TensorFlow the last part of it alone, the same for all kernels of a model.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CREATE:
+        frame = frame.f_back
+    return frame.f_locals["self"].path if frame else name or ""
+
+
+def _flattened(structure, place="", path="") -> Iterator[tuple[str, object, str]]:
+    """Place, value and path of the variable, "" without one, of each value in a description."""
     children: Iterable[tuple[object, object]]
     if isinstance(structure, dict):
-        children = structure.items()
+        path = structure.get(VARIABLE, path)
+        children = ((key, child) for key, child in structure.items() if key != VARIABLE)
     elif isinstance(structure, (list, tuple)):
         children = enumerate(structure)
-        yield f"{place}.length" if place else "length", len(structure)
+        yield f"{place}.length" if place else "length", len(structure), path
     else:
-        yield place, structure
+        yield place, structure, path
         return
     for key, child in children:
-        yield from _flattened(child, f"{place}.{key}" if place else str(key))
+        yield from _flattened(child, f"{place}.{key}" if place else str(key), path)

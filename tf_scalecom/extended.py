@@ -21,6 +21,7 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tf_scalecom import cluster as cluster_lib
 from tf_scalecom import empty_batches, keras_epochs
+from tf_scalecom.agreement import VARIABLE, path_of_new_variable
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.stop_together import DataEnd
@@ -152,6 +153,8 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 replica_id, device, primary_var, **kwargs
             )
 
+        path = path_of_new_variable(kwargs.get("name"))
+
         # TensorFlow's own would send it under a key that it counts, and wait without end.
         def initial_value():
             value = kwargs["initial_value"]
@@ -159,9 +162,12 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             if isinstance(value, CheckpointInitialValue):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            self.workers.require_alike(
-                "each new variable", {"shape": value.shape.as_list(), "dtype": value.dtype.name}
-            )
+            description = {
+                VARIABLE: path,
+                "shape": value.shape.as_list(),
+                "dtype": value.dtype.name,
+            }
+            self.workers.require_alike("each new variable", description)
             (launcher,) = self._host_cross_device_ops._launchers
             value = launcher.broadcast(
                 value,

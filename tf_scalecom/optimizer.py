@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_scalecom import hierarchy
-from tf_scalecom.agreement import describe_optimizer
+from tf_scalecom.agreement import VARIABLE, describe_optimizer
 from tf_scalecom.compression import CompressionConfig, check_hierarchical, check_warmup_steps
 from tf_scalecom.gradient_norm import GradientNorm
 from tf_scalecom.report import CompressionReport, compression_report
@@ -188,7 +188,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 **describe_optimizer(self),
                 **self._config.get_config(),
                 "variables": [
-                    {**dataclasses.asdict(tensor), "path": None} for tensor in layout.tensors
+                    {**dataclasses.asdict(tensor), "path": None, VARIABLE: tensor.path}
+                    for tensor in layout.tensors
                 ],
             }
             workers.require_alike("ScaleComOptimizer", description)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.agreement import check_alike
+from tf_scalecom.agreement import check_alike, compared
 from tf_scalecom.collectives import CollectiveLauncher
 
 
@@ -46,7 +46,7 @@ class Workers:
 
         Args:
             what: the thing described, for the message.
-            description: nested dicts and lists of what JSON can hold.
+            description: nested dicts and lists of what JSON can hold, as for `differences`.
 
         Raises:
             ValueError: They differ; the message says where.
@@ -69,5 +69,5 @@ class Workers:
 
 
 def _digest(description):
-    text = json.dumps(description, sort_keys=True)
+    text = json.dumps(compared(description), sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
