@@ -124,7 +124,7 @@ class Doctors:
                 _send(connection, self._call())
                 answer = _receive(connection)
             except TimeoutError:
-                peer.error = "a connection, but no word on it: what listens there hangs"
+                peer.error = "a connection, but no word on it: what listens there hangs or is busy"
                 return
             except OSError:  # hung up
                 answer = None
