@@ -2,7 +2,7 @@
 
     python benchmarks/reports/speedup.py        -> docs/pictures/speedup.png and a table
 
-8 images a learner, 32,000 images in all for every n, no momentum, a learning rate in proportion to
+8 images a learner, 128,000 images in all for every n, no momentum, a learning rate in proportion to
 n (the theorem's at a fixed number of images), dense and CLT-k at 100x. The loss is that of the test
 images; between two evaluations its logarithm is taken as a straight line.
 """
@@ -17,9 +17,9 @@ from tf_scalecom.simulate import SimulationConfig, plots
 from tf_scalecom.simulate.run_files import EVALUATIONS
 
 LEARNERS = (2, 8, 32, 64)
-BATCH, IMAGES, EVALUATIONS_PER_RUN = 8, 32_000, 10
-RATE_PER_LEARNER = 0.02
-TARGET = 0.6
+BATCH, IMAGES, EVALUATIONS_PER_RUN = 8, 128_000, 25
+RATE_PER_LEARNER = 0.005
+TARGET = 0.45
 METHODS = {"dense": {"method": "dense"}, "CLT-k 100x, beta 0.3": {"beta": 0.3}}
 
 
