@@ -1,5 +1,6 @@
-"""What all tests share: four logical CPUs, the clusters of worker processes, the native core."""
+"""What all tests share: logical CPUs, clusters of worker processes, idle jobs, the native core."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
+from idle_jobs import IdleJobs, uses_job
 from worker_cluster import WorkerClusters
 from worker_main import split_cpu
 
@@ -27,6 +29,15 @@ def cluster(
     clusters = WorkerClusters(log_dir, pytestconfig.getini("filterwarnings"))
     yield clusters
     clusters.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def idle_jobs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[IdleJobs]:
+    """Work in the background from the start of the session; see `idle_jobs.idle_job`."""
+    with IdleJobs(request.session.items, tmp_path_factory.mktemp) as jobs:
+        yield jobs
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +63,13 @@ def build_native(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses worker clusters, so that `-m "not multi_worker"` leaves it out."""
+    """Mark what uses worker clusters, so that `-m "not multi_worker"` leaves it out; order."""
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("multi_worker")
+    items.sort(key=uses_job)
+
+
+def pytest_collection_finish() -> None:
+    """Leave TensorFlow, Keras and the test modules out of each later collection of garbage."""
+    gc.freeze()
