@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from idle_jobs import idle_job
 from package_source import ROOT, TRAIN, copy_source, run
 
 import tf_scalecom
@@ -19,10 +20,9 @@ LIBRARY = f"tf_scalecom/ops/{native.LIBRARY.name}"
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> tuple[Path, str]:
+@idle_job
+def made(run, folder) -> tuple[Path, str]:
     """The wheel, built from the source distribution with an nvcc that fails, and what was said."""
-    folder = tmp_path_factory.mktemp("packaging")
     source = copy_source(folder / "source")
     nvcc = folder / "cuda" / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
