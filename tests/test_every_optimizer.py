@@ -53,7 +53,11 @@ def regression(strategy, worker, workers, name, compression_ratio, steps):
     return before, loss(), kernel.numpy(), bias.numpy()
 
 
-def all_ways(strategy, workers):
+# Those that differ in kind. A mean over three is rounded, one over two is not.
+ON_THREE = ("SGD", "Adam", "Lamb", "Muon", "ScheduleFreeAdamW")
+
+
+def all_ways(strategy, workers, names):
     worker = strategy.extended._id_in_cluster
     return {
         name: {
@@ -61,7 +65,7 @@ def all_ways(strategy, workers):
             "ratio 1": regression(strategy, worker, workers, name, 1, steps=4),
             "ratio 100": regression(strategy, worker, workers, name, 100, steps=20),
         }
-        for name in OPTIMIZERS
+        for name in names
     }
 
 
@@ -81,9 +85,9 @@ def alone():
     return {name: regression(strategy, 0, 1, name, None, steps=4) for name in OPTIMIZERS}
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_every_optimizer(cluster, workers, alone):
-    first, *others = cluster(workers).run(all_ways, workers, timeout=240)
+@pytest.mark.parametrize(("workers", "names"), [(2, tuple(OPTIMIZERS)), (3, ON_THREE)])
+def test_every_optimizer(cluster, workers, names, alone):
+    first, *others = cluster(workers).run(all_ways, workers, names, timeout=240)
     for name, ways in first.items():
         for stock, wrapped, one in zip(ways["stock"], ways["ratio 1"], alone[name], strict=True):
             np.testing.assert_array_equal(wrapped, stock, err_msg=name)
