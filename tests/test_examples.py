@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from idle_jobs import idle_job
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 
@@ -40,7 +41,6 @@ def output_on_worker(strategy, name):
     [
         ("fit", 1),  # on two by the launcher, below
         ("custom_training_loop", 1),
-        ("custom_train_step", 1),
         ("custom_training_loop", 2),
         ("custom_train_step", 2),
     ],
@@ -52,15 +52,20 @@ def test_on_workers(cluster, name, workers):
 
 
 @pytest.mark.multi_worker
-@pytest.mark.parametrize(
-    ("options", "script"),
-    [([], "multi_gpu.py"), (["-m", "tf_scalecom", "run", "-n", "2"], "fit.py")],
-)
-def test_as_a_command(options, script):
+def test_on_workers_of_the_launcher():
     done = subprocess.run(
-        [sys.executable, *options, str(FOLDER / script)],
+        [sys.executable, "-m", "tf_scalecom", "run", "-n", "2", str(FOLDER / "fit.py")],
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.removeprefix("[worker 0] ") for line in done.stdout.splitlines()]
     assert_has_learned("\n".join(line for line in lines if not line.startswith("[run]")), 2)
+
+
+@idle_job
+def multi_gpu(run, folder) -> str:
+    return run(sys.executable, FOLDER / "multi_gpu.py", TF_CPP_MIN_LOG_LEVEL="3")
+
+
+def test_on_several_devices_of_one_process(multi_gpu):
+    assert_has_learned(multi_gpu, 2)
