@@ -121,9 +121,8 @@ MIXED = Layout(
     [case.layout(*SHAPES) for case in EXCHANGES] + [MIXED],
     ids=[case.name for case in EXCHANGES] + ["mixed_dtypes"],
 )
-@pytest.mark.parametrize("seed", [0, 1])
-def test_native_and_xla_kernels_agree_to_the_bit(layout, seed, device):
-    gradients, twin = inputs(layout, seed)
+def test_native_and_xla_kernels_agree_to_the_bit(layout, device):
+    gradients, twin = inputs(layout, seed=0)
     residuals = copies(twin, device)
     got = step(native, layout, gradients, residuals, device=device)
     assert device != "GPU" or "GPU" in got[1].device
