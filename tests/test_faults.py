@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +22,41 @@ pytestmark = pytest.mark.multi_worker
 
 FAULTY_WORKER = Path(__file__).with_name("faulty_worker.py")
 RESTARTED_WORKER = Path(__file__).with_name("restarted_worker.py")
-START_SECONDS = 120
+START_SECONDS = 180
 NOTICE_SECONDS = 20
 RUN_SECONDS = 240
+# They wait more than they compute.
+SCENARIOS_AT_ONCE = 3
+
+
+@pytest.fixture(scope="module")
+def outcomes(request, tmp_path_factory):
+    """Runs the selected scenarios, each in a folder of its own; by scenario, what came of it."""
+    items = [item for item in request.session.items if item.module is request.module]
+    scenarios = [item.callspec.params["scenario"] for item in items]
+    with ThreadPoolExecutor(SCENARIOS_AT_ONCE) as pool:
+        yield {
+            scenario: pool.submit(scenario, tmp_path_factory.mktemp("scenario"))
+            for scenario in scenarios
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+def scenario(*cases):
+    """Makes a test of `check(*case, folder)`, for each case or once."""
+
+    def make_test(check):
+        @pytest.mark.parametrize(
+            "scenario",
+            [partial(check, *case) for case in cases or [()]],
+            ids=["-".join(map(str, case)) for case in cases] or ["once"],
+        )
+        def test(outcomes, scenario):
+            outcomes[scenario].result()
+
+        return test
+
+    return make_test
 
 
 def wait_until(condition, seconds):
@@ -74,33 +108,10 @@ def run(num_workers, folder, *arguments):
     return ended.returncode, ended.stdout
 
 
-# With three workers in a ring, one of the others receives from the dead one and one sends to it.
-# Worker 0 is the one at which TensorFlow watches the rest.
-@pytest.mark.parametrize(
-    ("optimizer", "rank"), [("dense", 0), ("compressed", 1), ("compressed", 2)]
-)
-def test_a_killed_worker_is_named_by_the_others(tmp_path, optimizer, rank):
-    args = [str(tmp_path), optimizer]
-    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=tmp_path / "logs") as workers:
-        assert wait_until(lambda: under_way(tmp_path), START_SECONDS), all_output(workers)
-        os.kill(workers.workers[rank].pid, signal.SIGKILL)
-        check_others_name(workers, rank, NOTICE_SECONDS)
-        for worker in workers.workers:
-            assert worker.index == rank or blamed(worker) == [str(rank)]
-
-
-def test_a_worker_that_dies_while_tensorflow_starts_is_named(tmp_path):
-    args = [str(tmp_path), "dense", "--dies-at-start", "1"]
-    # It may be gone before it has met all others, who then wait this long for it.
-    env = {"TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS": "45"}
-    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=tmp_path / "logs", env=env) as workers:
-        assert workers.workers[1].wait(START_SECONDS) == -signal.SIGKILL
-        check_others_name(workers, 1, START_SECONDS)
-
-
-def test_a_busy_worker_is_waited_for_and_a_failing_one_is_named(tmp_path):
-    args = [str(tmp_path), "compressed", "--fails", "1"]
-    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=tmp_path / "logs") as workers:
+@scenario()
+def test_a_busy_worker_is_waited_for_and_a_failing_one_is_named(folder):
+    args = [str(folder), "compressed", "--fails", "1"]
+    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=folder / "logs") as workers:
         failing = workers.workers[1]
         assert failing.wait(START_SECONDS + BUSY_SECONDS) == 1, all_output(workers)
         said = failing.output().decode()
@@ -108,16 +119,40 @@ def test_a_busy_worker_is_waited_for_and_a_failing_one_is_named(tmp_path):
         check_others_name(workers, 1, NOTICE_SECONDS)
 
 
-def test_a_stopped_worker_is_named_and_ended(tmp_path):
+@scenario()
+def test_a_stopped_worker_is_named_and_ended(folder):
     options = ["--grace-seconds", "2"]
-    faulty = [str(FAULTY_WORKER), str(tmp_path), "dense", "--stops", "0"]
-    code, said = run(2, tmp_path, *options, *faulty)
+    faulty = [str(FAULTY_WORKER), str(folder), "dense", "--stops", "0"]
+    code, said = run(2, folder, *options, *faulty)
     assert code == 1, said
     silent = r"worker 1 has waited (\d+) s .* /job:worker/task:0 .* does not answer: it is stopped"
     (waited,) = set(re.findall(silent, said))
     # Not held up by the call, which returns when TensorFlow misses the heartbeats.
     assert int(waited) < extended._HEARTBEAT_SECONDS, said
     assert "worker 0 afterwards: ended by signal 9 (SIGKILL)" in said, said
+
+
+# With three workers in a ring, one of the others receives from the dead one and one sends to it.
+# Worker 0 is the one at which TensorFlow watches the rest.
+@scenario(("dense", 0), ("compressed", 1), ("compressed", 2))
+def test_a_killed_worker_is_named_by_the_others(optimizer, rank, folder):
+    args = [str(folder), optimizer]
+    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=folder / "logs") as workers:
+        assert wait_until(lambda: under_way(folder), START_SECONDS), all_output(workers)
+        os.kill(workers.workers[rank].pid, signal.SIGKILL)
+        check_others_name(workers, rank, NOTICE_SECONDS)
+        for worker in workers.workers:
+            assert worker.index == rank or blamed(worker) == [str(rank)]
+
+
+@scenario()
+def test_a_worker_that_dies_while_tensorflow_starts_is_named(folder):
+    args = [str(folder), "dense", "--dies-at-start", "1"]
+    # It may be gone before it has met all others, who then wait this long for it.
+    env = {"TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS": "45"}
+    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=folder / "logs", env=env) as workers:
+        assert workers.workers[1].wait(START_SECONDS) == -signal.SIGKILL
+        check_others_name(workers, 1, START_SECONDS)
 
 
 NEVER_COMES = """
@@ -129,14 +164,15 @@ tf_scalecom.MultiWorkerMirroredStrategy()
 """
 
 
-def test_a_worker_that_never_comes_is_named_then_given_up(tmp_path):
-    script = tmp_path / "script.py"
+@scenario()
+def test_a_worker_that_never_comes_is_named_then_given_up(folder):
+    script = folder / "script.py"
     script.write_text(NEVER_COMES)
     limits = {
         "TF_SCALECOM_REPORT_MISSING_SECONDS": "1",
         "TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS": "5",
     }
-    with start_scripts(script, 3, log_dir=tmp_path / "logs", env=limits) as workers:
+    with start_scripts(script, 3, log_dir=folder / "logs", env=limits) as workers:
         for worker in workers.workers[:2]:
             assert worker.wait(START_SECONDS) == 1, all_output(workers)
             said = worker.output().decode()
@@ -147,15 +183,16 @@ def test_a_worker_that_never_comes_is_named_then_given_up(tmp_path):
         assert workers.poll()[2] is None
 
 
-def test_training_carries_on_from_the_backup_after_a_restart(tmp_path):
+@scenario()
+def test_training_carries_on_from_the_backup_after_a_restart(folder):
     restarts = ["--max-restarts", "1"]
-    code, said = run(2, tmp_path, *restarts, str(RESTARTED_WORKER), str(tmp_path))
+    code, said = run(2, folder, *restarts, str(RESTARTED_WORKER), str(folder))
     assert code == 0, said
     assert "worker 1 failed: ended by signal 9 (SIGKILL)" in said
     assert "every worker finished after restart 1 of 1" in said
     epochs = re.findall(r"^\[worker 1\] epoch (\d)$", said, re.MULTILINE)
     assert [int(epoch) for epoch in epochs] == [0, 1, 2, *range(DIES_IN_EPOCH, EPOCHS)]
-    first, second = (np.load(tmp_path / f"end-{rank}.npz") for rank in (0, 1))
+    first, second = (np.load(folder / f"end-{rank}.npz") for rank in (0, 1))
     assert first["iterations"] == second["iterations"] == EPOCHS * STEPS
     np.testing.assert_array_equal(first["kernel"], second["kernel"])
     # What was sent, and what is still to be sent, is every gradient once: the backup lost none.
