@@ -1,16 +1,15 @@
 """Bazel builds the same op library as setup.py, offline, and runs the core's C++ tests."""
 
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from idle_jobs import idle_job
 
 from tf_scalecom.ops import built
-
-ROOT = Path(__file__).resolve().parent.parent
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,42 +30,34 @@ sys.exit(pytest.main(["-q", "tests/test_ops.py", "-k", "agree_to_the_bit and CPU
 """
 
 
-@pytest.fixture(scope="module")
-def bazel(tmp_path_factory):
-    """Runs a Bazel command with a server and products of its own; returns what it printed."""
-    start = ["bazel", f"--output_base={tmp_path_factory.mktemp('bazel')}", "--max_idle_secs=60"]
+class Built(NamedTuple):
+    """What Bazel printed of the core's tests, the library, and what pytest printed about that."""
 
-    def run(*command):
-        process = subprocess.run(
-            [*start, *command],
-            cwd=ROOT,
-            env={**os.environ, "TF_SCALECOM_PYTHON": sys.executable},
-            capture_output=True,
-            text=True,
-            timeout=1200,
-        )
-        assert process.returncode == 0, process.stdout + process.stderr
-        return process.stdout
+    tests: str
+    library: Path
+    compared: str
 
-    yield run
-    run("clean", "--expunge")  # stops the server, too
+
+@idle_job
+def bazel(run, folder) -> Built:
+    # In batch mode, as a server would leave this session and its priority.
+    start = ["bazel", "--batch", f"--output_base={folder / 'base'}"]
+    options = ["--jobs=2", "--experimental_convenience_symlinks=ignore"]
+    python = {"TF_SCALECOM_PYTHON": sys.executable}
+    tests = run(*start, "test", *options, "//:core_tests", "//:libscalecom_ops.so", **python)
+    (library,) = folder.glob("base/execroot/*/bazel-out/*/bin/custom_ops/libscalecom_ops.so")
+    library = Path(shutil.copy(library, folder))
+    run(*start, "clean", "--expunge", **python)
+    return Built(tests, library, run(sys.executable, "-c", COMPARE, library))
 
 
 def test_core_tests_pass(bazel):
-    output = bazel("test", "--jobs=2", "//:core_tests")
-    assert output.count("PASSED") == 5, output
+    assert bazel.tests.count("PASSED") == 5, bazel.tests
 
 
 def test_library_gives_the_same_as_plain_tensorflow(bazel):
-    bazel("build", "--jobs=2", "//:libscalecom_ops.so")
-    library = Path(bazel("info", "bazel-bin").strip()) / "custom_ops" / "libscalecom_ops.so"
-    assert (built.read(library).cuda is not None) == (shutil.which("nvcc") is not None)
+    assert (built.read(bazel.library).cuda is not None) == (shutil.which("nvcc") is not None)
     # CUDA's runtime is inside.
-    undefined = subprocess.run(["nm", "-Du", library], capture_output=True, text=True).stdout
+    undefined = subprocess.run(["nm", "-Du", bazel.library], capture_output=True, text=True).stdout
     assert undefined and "cuda" not in undefined
-    process = subprocess.run(
-        [sys.executable, "-c", COMPARE, library], cwd=ROOT, capture_output=True, text=True,
-        timeout=600,
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    assert " passed" in process.stdout
+    assert " passed" in bazel.compared
