@@ -168,9 +168,9 @@ def grow(strategy, steps):
 
 @pytest.mark.slow
 def test_memory_is_flat(cluster):
-    """TensorFlow's own keys would leak 5 MB in these 200 steps."""
+    """TensorFlow's own keys would leak 4 MB or more in these 200 steps."""
     for growth in cluster(2).run(grow, 200, timeout=300):
-        assert growth < 2.5
+        assert growth < 2
 
 
 def collectives_of_a_step(strategy, option, value):
