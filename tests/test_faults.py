@@ -32,8 +32,11 @@ SCENARIOS_AT_ONCE = 3
 @pytest.fixture(scope="module")
 def outcomes(request, tmp_path_factory):
     """Runs the selected scenarios, each in a folder of its own; by scenario, what came of it."""
-    items = [item for item in request.session.items if item.module is request.module]
-    scenarios = [item.callspec.params["scenario"] for item in items]
+    scenarios = [
+        item.callspec.params["scenario"]
+        for item in request.session.items
+        if item.module is request.module and "outcomes" in item.fixturenames
+    ]
     with ThreadPoolExecutor(SCENARIOS_AT_ONCE) as pool:
         yield {
             scenario: pool.submit(scenario, tmp_path_factory.mktemp("scenario"))
