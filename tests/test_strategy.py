@@ -78,8 +78,9 @@ def assert_equal(result, expected):
             np.testing.assert_allclose(received, wanted, rtol=1e-4, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("num_workers", "steps_per_execution"), [(1, 1), (2, 1), (2, 2), (3, 2)]
+)
 def test_training_equals_one_worker_with_the_whole_batch(cluster, num_workers, steps_per_execution):
     arguments = {"optimizer": "sgd", "steps_per_execution": steps_per_execution}
     expected = alone(**arguments)
@@ -129,8 +130,6 @@ def train_on_uneven_data(strategy, samples, source, steps_per_execution):
     ("source", "samples", "steps_per_execution"),
     [
         ("from_function", [18, 9], 1),
-        ("from_function", [18, 9], 3),
-        ("from_function", [5, 17, 0], 1),
         ("from_function", [5, 17, 0], 3),
         ("tf.data", [18, 9], 1),
         ("tf.data", [0, 9], 3),
@@ -275,7 +274,8 @@ def test_strings_and_embeddings(cluster):
 def time_to_end_iterators(strategy):
     dataset = tf.data.Dataset.from_tensor_slices(tf.zeros([64, 4])).batch(4).repeat()
     iterators = [iter(strategy.experimental_distribute_dataset(dataset)) for _ in range(8)]
-    end = time.monotonic() + 15
+    # The tuner's pauses double: it makes one of 5 s now.
+    end = time.monotonic() + 6
     while time.monotonic() < end:
         for iterator in iterators:
             next(iterator)
