@@ -198,7 +198,7 @@ def test_steps_on_four_replicas_agree_with_the_specification(route, case):
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_a_step_that_is_not_finite_on_one_replica_is_skipped_on_all(steps_per_execution):
-    strategy = make_strategy("scalecom_ops", replicas=4)
+    strategy = make_strategy("scalecom_ops")
 
     def optimizer():
         return sc.ScaleComOptimizer(
