@@ -26,6 +26,10 @@ here = pathlib.Path(sys.argv[0]).parent
 def wait_for(name):
     while not (here / name).exists():
         time.sleep(0.01)
+def meet(name):
+    (here / f"{name}-{rank}").touch()
+    for other in range(len(config["cluster"]["worker"])):
+        wait_for(f"{name}-{other}")
 """
 # Ends the tests themselves if the code under test waits for ever.
 LIMIT_SECONDS = 60
@@ -166,6 +170,7 @@ def test_children_of_workers_do_not_outlive_them(launch, code):
         f"""
 child = subprocess.Popen(["sleep", "600"])
 (here / f"child-{{rank}}").write_text(str(child.pid))
+meet("has-child")
 sys.exit({code})
 """
     )
@@ -178,6 +183,8 @@ COUNT_STARTS = """
 starts = here / f"starts-{rank}"
 start = int(starts.read_text()) + 1 if starts.exists() else 1
 starts.write_text(str(start))
+print("start", start)
+meet(f"start-{start}")
 """
 
 
@@ -185,7 +192,6 @@ def test_after_a_failure_all_workers_start_again(launch):
     code = launch(
         COUNT_STARTS
         + """
-print("start", start)
 if start == 1 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)
 if start == 1: time.sleep(60)
 """,
