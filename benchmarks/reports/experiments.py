@@ -72,6 +72,7 @@ class Experiment:
         return {key: folders[config] for key, config in configs.items() if config in folders}
 
 
+TWO = (0, 1)
 THREE = (0, 1, 2)
 RECIPE = {"learning_rate": 0.5, "beta": 0.3}
 PAPER = {"learning_rate": 0.1, "momentum": 0.9}  # beta 1, one of each chunk
@@ -84,14 +85,18 @@ IMAGE_4 = Experiment(
     {"learners": 4, "batch_size": 32, "steps": 3_000, "warmup_steps": 150, "record_every": 100},
     (
         Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, THREE),
-        Arm("dense without momentum", {"method": "dense", "learning_rate": 0.5}),
+        Arm("dense without momentum", {"method": "dense", "learning_rate": 0.5}, THREE),
         Arm("recipe, 100x", RECIPE, THREE),
-        Arm("recipe, 25x", RECIPE | {"compression_ratio": 25}),
-        Arm("recipe, 400x", RECIPE | {"compression_ratio": 400}),
-        Arm("recipe, auto", RECIPE | {"compression_ratio": "auto"}),
-        Arm("momentum 0.9, beta 1, 100x", PAPER),
-        Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.2}),
-        Arm("PowerSGD rank 2", {"method": "power_sgd", "learning_rate": 0.2, "rank": 2}),
+        Arm("recipe with beta 1, 100x", RECIPE | {"beta": 1.0}, THREE),
+        Arm("recipe, 25x", RECIPE | {"compression_ratio": 25}, THREE),
+        Arm("recipe, 400x", RECIPE | {"compression_ratio": 400}, THREE),
+        Arm("recipe, auto", RECIPE | {"compression_ratio": "auto"}, THREE),
+        Arm("momentum 0.9, beta 1, 100x", PAPER, THREE),
+        *(
+            Arm(f"PowerSGD rank {rank}",
+                {"method": "power_sgd", "learning_rate": 0.2, "rank": rank}, THREE)
+            for rank in (1, 2, 4)
+        ),
     ),
 )
 
@@ -105,8 +110,8 @@ IMAGE_64 = Experiment(
         "record_every": 300, "evaluate_every": 500,
     },
     (
-        Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}),
-        Arm("recipe, 100x", RECIPE),
+        Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, THREE),
+        Arm("recipe, 100x", RECIPE, THREE),
     ),
 )
 
@@ -148,6 +153,9 @@ SEQUENCE = {
 }
 ADAM = {"optimizer": "adam", "learning_rate": 2e-3, "lr_warmup": 0.2}
 
+# Without Adam's mean of gradients, and at twice the rate.
+ADAM_RECIPE = {"beta": 0.3, "adam_beta_1": 0.0, "learning_rate": 4e-3}
+
 TRANSLATION = Experiment(
     "translation",
     "Debian descriptions, Transformer of 906,240 weights, 4 learners of 8 sentences, 800 steps, "
@@ -156,23 +164,31 @@ TRANSLATION = Experiment(
     "token_accuracy",
     SEQUENCE | ADAM,
     (
-        Arm("dense", {"method": "dense", "adam_beta_2": 0.98}),
-        Arm("beta 1, 100x", {"adam_beta_2": 0.98}),
-        Arm("beta 0.3, beta_2 0.999, 100x", {"beta": 0.3}),
-        Arm("beta 0.3, beta_1 0, beta_2 0.999, 100x", {"beta": 0.3, "adam_beta_1": 0.0}),
+        Arm("dense", {"method": "dense", "adam_beta_2": 0.98}, THREE),
+        Arm("recipe, 100x", ADAM_RECIPE, THREE),
+        Arm("recipe with beta 1, 100x", ADAM_RECIPE | {"beta": 1.0}),
+        Arm("recipe at the rate of dense, 100x", ADAM_RECIPE | {"learning_rate": 2e-3}),
+        Arm("recipe at 4 times the rate, 100x", ADAM_RECIPE | {"learning_rate": 8e-3}),
+        Arm("beta 0.3, beta_1 0.9, 100x", {"beta": 0.3}),
+        Arm("beta 1, beta_1 0.9, beta_2 0.98, 100x", {"adam_beta_2": 0.98}),
         Arm("PowerSGD rank 1", {"method": "power_sgd"}),
+        *(
+            Arm(f"PowerSGD rank 1, beta_1 0, {times} x rate",
+                {"method": "power_sgd", "adam_beta_1": 0.0, "learning_rate": times * 2e-3})
+            for times in (1, 2)
+        ),
     ),
 )
 
 SPEECH = Experiment(
     "speech",
-    "Asterisk prompts, bidirectional LSTM of 358,919 weights, 4 learners of 8 windows, 400 steps",
+    "Asterisk prompts, bidirectional LSTM of 358,919 weights, 4 learners of 8 windows, 1,200 steps",
     "speech",
     "frame_accuracy",
-    SEQUENCE | {"steps": 400, "warmup_steps": 20},
+    SEQUENCE | {"steps": 1_200, "warmup_steps": 60},
     (
-        Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}),
-        Arm("recipe, 100x", RECIPE),
+        Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, TWO),
+        Arm("recipe, 100x", RECIPE, TWO),
         Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.2}),
     ),
 )
