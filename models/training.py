@@ -35,10 +35,10 @@ def define_flags(**defaults) -> None:
         "inner optimizer runs alone: dense.",
     )
     define(
-        flags.DEFINE_float, "beta", 0.3, "Low-pass filter of the residual; 1 is plain feedback."
+        flags.DEFINE_float, "beta", 1.0, "Low-pass filter of the residual; 1 is plain feedback."
     )
     define(
-        flags.DEFINE_integer, "chunk_keep", 10, "Elements kept per chunk; 1 is the paper's choice."
+        flags.DEFINE_integer, "chunk_keep", 1, "Elements kept per chunk; 1 is the paper's choice."
     )
     define(flags.DEFINE_integer, "warmup_steps", 100, "Steps without compression at the start.")
     define(

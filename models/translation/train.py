@@ -36,6 +36,8 @@ flags.DEFINE_integer("feed_forward", 384, "Width between the dense layers of a b
 flags.DEFINE_float("dropout", 0.1, "Share of each sublayer's output dropped in training.")
 flags.DEFINE_float("smoothing", 0.1, "Share of each label spread over the vocabulary.")
 flags.DEFINE_integer("ramp_steps", 200, "Steps to the peak learning rate; then 1 / sqrt(step).")
+flags.DEFINE_float("adam_beta_1", 0.9, "Decay of Adam's mean of gradients; compress with 0.")
+flags.DEFINE_float("adam_beta_2", 0.98, "Decay of Adam's mean of squares.")
 flags.DEFINE_integer("beam", 4, "Hypotheses kept by beam search.")
 flags.DEFINE_integer("bleu_sentences", 256, "Held-out sentences translated for BLEU; 0: all.")
 
@@ -59,11 +61,11 @@ def load_data(workers: training.Workers):
 
 
 def build_optimizer(workers: training.Workers) -> keras.optimizers.Optimizer:
-    """Adam as in the paper of the Transformer, compressed if a ratio is given."""
+    """Adam, by default as in the paper of the Transformer, compressed if a ratio is given."""
     peak = training.scaled(FLAGS.learning_rate, workers, exponent=0.5)
     schedule = schedules.Noam(peak, FLAGS.ramp_steps)
     return training.compressed(
-        keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9)
+        keras.optimizers.Adam(schedule, FLAGS.adam_beta_1, FLAGS.adam_beta_2, epsilon=1e-9)
     )
 
 
@@ -114,8 +116,9 @@ def main(argv):
         model,
         meter,
         dataset=data.name,
-        recipe=f"Adam, peak learning rate {FLAGS.learning_rate} after {FLAGS.ramp_steps} steps, "
-        f"{FLAGS.batch_per_worker} per worker, seed {FLAGS.seed}",
+        recipe=f"Adam of {FLAGS.adam_beta_1} and {FLAGS.adam_beta_2}, peak learning rate "
+        f"{FLAGS.learning_rate} after {FLAGS.ramp_steps} steps, {FLAGS.batch_per_worker} per "
+        f"worker, seed {FLAGS.seed}",
         bleu=bleu(workers, model, data),
         test_token_accuracy=history["val_accuracy"][-1],
         test_loss=history["val_loss"][-1],
