@@ -74,8 +74,8 @@ class Experiment:
 
 TWO = (0, 1)
 THREE = (0, 1, 2)
-RECIPE = {"learning_rate": 0.5, "beta": 0.3}
-PAPER = {"learning_rate": 0.1, "momentum": 0.9}  # beta 1, one of each chunk
+RECIPE = {"learning_rate": 0.5}  # no momentum, beta 1, one of each chunk
+PAPER = {"learning_rate": 0.1, "momentum": 0.9}
 
 IMAGE_4 = Experiment(
     "image-4",
@@ -87,14 +87,15 @@ IMAGE_4 = Experiment(
         Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, THREE),
         Arm("dense without momentum", {"method": "dense", "learning_rate": 0.5}, THREE),
         Arm("recipe, 100x", RECIPE, THREE),
-        Arm("recipe with beta 1, 100x", RECIPE | {"beta": 1.0}, THREE),
-        Arm("recipe, 25x", RECIPE | {"compression_ratio": 25}, THREE),
-        Arm("recipe, 400x", RECIPE | {"compression_ratio": 400}, THREE),
-        Arm("recipe, auto", RECIPE | {"compression_ratio": "auto"}, THREE),
-        Arm("momentum 0.9, beta 1, 100x", PAPER, THREE),
+        Arm("recipe with beta 0.3, 100x", RECIPE | {"beta": 0.3}, THREE),
+        *(
+            Arm(f"recipe, {ratio}", RECIPE | {"compression_ratio": ratio})
+            for ratio in (25, 400, "auto")
+        ),
+        Arm("momentum 0.9, beta 1, 100x", PAPER),
         *(
             Arm(f"PowerSGD rank {rank}",
-                {"method": "power_sgd", "learning_rate": 0.2, "rank": rank}, THREE)
+                {"method": "power_sgd", "learning_rate": 0.2, "rank": rank})
             for rank in (1, 2, 4)
         ),
     ),
@@ -111,7 +112,8 @@ IMAGE_64 = Experiment(
     },
     (
         Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, THREE),
-        Arm("recipe, 100x", RECIPE, THREE),
+        Arm("recipe with beta 0.3, 100x", RECIPE | {"beta": 0.3}, THREE),
+        Arm("recipe, 100x", RECIPE),
     ),
 )
 
@@ -136,7 +138,7 @@ SCREENING = Experiment(
         Arm("1 of 100, beta 0.3, momentum 0.9 before",
             PAPER | {"beta": 0.3, "momentum_placement": "before"}),
         *(
-            Arm(f"1 of {ratio}, beta 0.3", RECIPE | {"compression_ratio": ratio})
+            Arm(f"1 of {ratio}, beta 0.3", RECIPE | {"beta": 0.3, "compression_ratio": ratio})
             for ratio in (25, 400, "auto")
         ),
         Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.5}),
@@ -154,7 +156,7 @@ SEQUENCE = {
 ADAM = {"optimizer": "adam", "learning_rate": 2e-3, "lr_warmup": 0.2}
 
 # Without Adam's mean of gradients, and at twice the rate.
-ADAM_RECIPE = {"beta": 0.3, "adam_beta_1": 0.0, "learning_rate": 4e-3}
+ADAM_RECIPE = {"adam_beta_1": 0.0, "learning_rate": 4e-3}
 
 TRANSLATION = Experiment(
     "translation",
@@ -165,12 +167,17 @@ TRANSLATION = Experiment(
     SEQUENCE | ADAM,
     (
         Arm("dense", {"method": "dense", "adam_beta_2": 0.98}, THREE),
+        Arm("dense at twice the rate",
+            {"method": "dense", "adam_beta_2": 0.98, "learning_rate": 4e-3}),
+        Arm("dense with the recipe's Adam", ADAM_RECIPE | {"method": "dense"}),
         Arm("recipe, 100x", ADAM_RECIPE, THREE),
-        Arm("recipe with beta 1, 100x", ADAM_RECIPE | {"beta": 1.0}),
-        Arm("recipe at the rate of dense, 100x", ADAM_RECIPE | {"learning_rate": 2e-3}),
-        Arm("recipe at 4 times the rate, 100x", ADAM_RECIPE | {"learning_rate": 8e-3}),
-        Arm("beta 0.3, beta_1 0.9, 100x", {"beta": 0.3}),
-        Arm("beta 1, beta_1 0.9, beta_2 0.98, 100x", {"adam_beta_2": 0.98}),
+        Arm("recipe with beta 0.3, 100x", ADAM_RECIPE | {"beta": 0.3}, THREE),
+        Arm("beta 0.3 and the rate of dense, 100x",
+            ADAM_RECIPE | {"beta": 0.3, "learning_rate": 2e-3}),
+        Arm("beta 0.3 and 4 times the rate, 100x",
+            ADAM_RECIPE | {"beta": 0.3, "learning_rate": 8e-3}),
+        Arm("beta 0.3, beta_1 0.9 and the rate of dense, 100x", {"beta": 0.3}),
+        Arm("beta_1 0.9, beta_2 0.98 and the rate of dense, 100x", {"adam_beta_2": 0.98}),
         Arm("PowerSGD rank 1", {"method": "power_sgd"}),
         *(
             Arm(f"PowerSGD rank 1, beta_1 0, {times} x rate",
@@ -189,6 +196,7 @@ SPEECH = Experiment(
     (
         Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, TWO),
         Arm("recipe, 100x", RECIPE, TWO),
+        Arm("recipe with beta 0.3, 100x", RECIPE | {"beta": 0.3}),
         Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.2}),
     ),
 )
