@@ -29,8 +29,6 @@ with strategy.scope():
         optimizer=sc.ScaleComOptimizer(
             keras.optimizers.SGD(0.1),
             compression_ratio=100,
-            beta=0.3,
-            chunk_keep=10,
             warmup_steps=50,
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
