@@ -1,12 +1,9 @@
 """Convergence: the figure that counts over the steps, dense and at several ratios, task by task.
 
-    python benchmarks/reports/convergence.py         -> docs/pictures/convergence.png
-    python benchmarks/reports/convergence.py --done  the same of the runs that are done, making none
+    python benchmarks/reports/convergence.py -> docs/pictures/convergence.png
 
 The runs are those of `recipe.py`, which prints where they end.
 """
-
-import argparse
 
 import numpy as np
 from experiments import CONVERGENCE, Experiment
@@ -16,10 +13,10 @@ from tf_scalecom.simulate import plots
 from tf_scalecom.simulate.run_files import EVALUATIONS
 
 
-def curves(experiment: Experiment, only_done: bool) -> dict[str, tuple[list[int], np.ndarray]]:
+def curves(experiment: Experiment) -> dict[str, tuple[list[int], np.ndarray]]:
     """Arm -> (steps, percent [seed, step]) of the runs that came to their end."""
     found: dict[str, list] = {}
-    for (arm, _), folder in experiment.folders(only_done).items():
+    for (arm, _), folder in experiment.folders(only_done=False).items():
         steps, values = plots.column(folder, EVALUATIONS, experiment.figure)
         if steps and steps[-1] == experiment.options["steps"]:
             found.setdefault(arm, []).append((steps, [100 * value for value in values]))
@@ -30,10 +27,7 @@ def curves(experiment: Experiment, only_done: bool) -> dict[str, tuple[list[int]
 
 def main():
     """Runs, draws: the mean of the seeds, and a band from the least to the greatest."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--done", action="store_true", help="only of the runs that are done")
-    only_done = parser.parse_args().done
-    panels = {e: found for e in CONVERGENCE if (found := curves(e, only_done))}
+    panels = {experiment: curves(experiment) for experiment in CONVERGENCE}
     rows = -(-len(panels) // 2)
     figure, axes = plots.pyplot().subplots(rows, 2, figsize=(13, 4.2 * rows), squeeze=False)
     for axis, (experiment, arms) in zip(axes.flat, panels.items(), strict=False):

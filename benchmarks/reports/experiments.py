@@ -153,10 +153,10 @@ SEQUENCE = {
     "learners": 4, "batch_size": 8, "steps": 800, "warmup_steps": 40, "record_every": 100,
     "evaluate_every": 200,
 }
-ADAM = {"optimizer": "adam", "learning_rate": 2e-3, "lr_warmup": 0.2}
 
-# Without Adam's mean of gradients, and at twice the rate.
+# Without Adam's mean of gradients.
 ADAM_RECIPE = {"adam_beta_1": 0.0, "learning_rate": 4e-3}
+DENSE_ADAM = {"method": "dense", "adam_beta_2": 0.98, "learning_rate": 4e-3}
 
 TRANSLATION = Experiment(
     "translation",
@@ -164,26 +164,26 @@ TRANSLATION = Experiment(
     "Adam",
     "translation",
     "token_accuracy",
-    SEQUENCE | ADAM,
+    SEQUENCE | {"optimizer": "adam", "lr_warmup": 0.2},
     (
-        Arm("dense", {"method": "dense", "adam_beta_2": 0.98}, THREE),
-        Arm("dense at twice the rate",
-            {"method": "dense", "adam_beta_2": 0.98, "learning_rate": 4e-3}),
+        Arm("dense", DENSE_ADAM, THREE),
+        Arm("dense, rate 0.002", DENSE_ADAM | {"learning_rate": 2e-3}, THREE),
+        Arm("dense, rate 0.008", DENSE_ADAM | {"learning_rate": 8e-3}),
         Arm("dense with the recipe's Adam", ADAM_RECIPE | {"method": "dense"}),
         Arm("recipe, 100x", ADAM_RECIPE, THREE),
+        Arm("recipe, rate 0.008, 100x", ADAM_RECIPE | {"learning_rate": 8e-3}),
         Arm("recipe with beta 0.3, 100x", ADAM_RECIPE | {"beta": 0.3}, THREE),
-        Arm("beta 0.3 and the rate of dense, 100x",
+        Arm("recipe with beta 0.3, rate 0.002, 100x",
             ADAM_RECIPE | {"beta": 0.3, "learning_rate": 2e-3}),
-        Arm("beta 0.3 and 4 times the rate, 100x",
+        Arm("recipe with beta 0.3, rate 0.008, 100x",
             ADAM_RECIPE | {"beta": 0.3, "learning_rate": 8e-3}),
-        Arm("beta 0.3, beta_1 0.9 and the rate of dense, 100x", {"beta": 0.3}),
-        Arm("beta_1 0.9, beta_2 0.98 and the rate of dense, 100x", {"adam_beta_2": 0.98}),
-        Arm("PowerSGD rank 1", {"method": "power_sgd"}),
-        *(
-            Arm(f"PowerSGD rank 1, beta_1 0, {times} x rate",
-                {"method": "power_sgd", "adam_beta_1": 0.0, "learning_rate": times * 2e-3})
-            for times in (1, 2)
-        ),
+        Arm("beta_1 0.9, beta 0.3, rate 0.002, 100x", {"beta": 0.3, "learning_rate": 2e-3}),
+        Arm("beta_1 0.9, beta_2 0.98, rate 0.002, 100x",
+            {"adam_beta_2": 0.98, "learning_rate": 2e-3}),
+        Arm("PowerSGD rank 1, rate 0.002", {"method": "power_sgd", "learning_rate": 2e-3}),
+        Arm("PowerSGD rank 1, beta_1 0, rate 0.002",
+            {"method": "power_sgd", "adam_beta_1": 0.0, "learning_rate": 2e-3}),
+        Arm("PowerSGD rank 1, beta_1 0", ADAM_RECIPE | {"method": "power_sgd"}),
     ),
 )
 

@@ -2,7 +2,7 @@
 
     python benchmarks/reports/recipe.py         -> docs/pictures/recipe.png, docs/data/recipe.csv,
                                                    and the tables
-    python benchmarks/reports/recipe.py --done  the same of the runs that are done, making none
+    python benchmarks/reports/recipe.py --done  the tables of the runs that are done, making none
 
 Made from nothing it takes hours (docs/recipe.md): `--only image-4` makes one experiment.
 """
@@ -11,6 +11,7 @@ import argparse
 import csv
 import math
 import pathlib
+import sys
 from typing import NamedTuple
 
 from experiments import CONVERGENCE, EXPERIMENTS, Experiment
@@ -110,14 +111,17 @@ def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
 def main():
     """Runs, prints the tables, draws."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--done", action="store_true", help="only of the runs that are done")
+    parser.add_argument("--done", action="store_true",
+                        help="the tables of the runs that are done: make and write nothing")
     parser.add_argument("--only", choices=[e.name for e in EXPERIMENTS], help="one experiment")
     args = parser.parse_args()
     chosen = [e for e in EXPERIMENTS if args.only in (None, e.name)]
     tables = {e: found for e in chosen if (found := outcomes(e, args.done))}
+    if not tables:
+        sys.exit("Expected finished runs in runs/reports; found none. Leave out --done.")
     for experiment, found in tables.items():
         print_table(experiment, found)
-    if args.only is None:
+    if args.only is None and not args.done:
         write(tables)
         draw({e: found for e, found in tables.items() if e in CONVERGENCE})
 
