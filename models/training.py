@@ -13,6 +13,7 @@ from absl import flags
 from step_meter import StepMeter
 
 import tf_scalecom as sc
+from tf_scalecom.cluster import find_cluster
 
 FLAGS = flags.FLAGS
 
@@ -92,7 +93,7 @@ class Workers:
 
     Attributes:
         strategy: joins them.
-        addresses: host:port of each; one of no meaning, if there is one alone.
+        addresses: host:port of each, the chief's first; one of no meaning, if there is one alone.
         index: of this process among them.
     """
 
@@ -126,16 +127,30 @@ class Workers:
 
 
 def start() -> Workers:
-    """Joins the workers that TF_CONFIG names; alone without it."""
+    """Joins the workers that TF_CONFIG names; alone without it.
+
+    Raises:
+        ValueError: TF_CONFIG is incomplete or contradicts itself.
+    """
+    addresses, index = place_in_cluster()
     tf.get_logger().setLevel(logging.WARNING)  # it tells of every collective it traces
     tf.config.threading.set_intra_op_parallelism_threads(FLAGS.intra_op_threads)
     keras.utils.set_random_seed(FLAGS.seed)
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    addresses = resolver.cluster_spec().as_dict().get("worker", ["alone:0"])
-    index = resolver.task_id or 0
     gpus = tf.config.list_physical_devices("GPU")
     tf.config.set_visible_devices(share_of_gpus(gpus, addresses, index), "GPU")
     return Workers(sc.MultiWorkerMirroredStrategy(), addresses, index)
+
+
+def place_in_cluster() -> tuple[list[str], int]:
+    """`Workers.addresses` and `Workers.index`, as TF_CONFIG has them.
+
+    Raises:
+        ValueError: TF_CONFIG is incomplete or contradicts itself.
+    """
+    cluster = find_cluster()
+    if cluster is None:
+        return ["alone:0"], 0
+    return list(cluster.workers.values()), list(cluster.workers).index(cluster.name)
 
 
 def share_of_gpus(gpus: Sequence, addresses: Sequence[str], index: int) -> Sequence:

@@ -1,6 +1,7 @@
 """What all train.py share: schedules, the rule of the learning rate, and the paper's commands."""
 
 import importlib.util
+import json
 import pathlib
 import re
 import shlex
@@ -54,6 +55,36 @@ def test_workers_of_one_machine_share_out_its_gpus():
     addresses = ["a:1", "b:1", "a:2", "a:3"]
     shares = [training.share_of_gpus("0123", addresses, index) for index in range(4)]
     assert shares == ["03", "0123", "1", "2"]
+
+
+def set_tf_config(monkeypatch, cluster, task_type, index):
+    config = {"cluster": cluster, "task": {"type": task_type, "index": index}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("task", "rank"), [(("chief", 0), 0), (("worker", 0), 1), (("worker", 1), 2)]
+)
+def test_a_chief_is_one_of_the_workers_and_the_first(task, rank, monkeypatch):
+    set_tf_config(monkeypatch, {"worker": ["b:1", "a:2"], "chief": ["a:1"]}, *task)
+    workers = training.Workers(None, *training.place_in_cluster())
+    assert workers.addresses == ["a:1", "b:1", "a:2"] and workers.index == rank
+    assert workers.count == 3 and workers.is_chief == (rank == 0)
+
+
+def test_a_process_without_a_cluster_is_the_chief(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    workers = training.Workers(None, *training.place_in_cluster())
+    assert workers.count == 1 and workers.is_chief
+
+
+def test_a_broken_cluster_is_refused_in_the_packages_words(monkeypatch):
+    set_tf_config(monkeypatch, {"worker": ["a:1", "a:2"]}, "worker", 5)
+    with pytest.raises(ValueError, match=r"index of one of 2 tasks.*received 5.*All workers need"):
+        training.start()
+    monkeypatch.setenv("TF_CONFIG", "{'cluster'")
+    with pytest.raises(ValueError, match="Expected TF_CONFIG to be JSON"):
+        training.start()
 
 
 @pytest.fixture
