@@ -14,13 +14,14 @@ import paired
 import recipe
 import report_runs
 import speedup
+from simulated_task import LinearClasses
 
 from tf_scalecom.simulate import SimulationConfig, run_files
 
 
 def finished(folder, config, rows, diverged=False):
     """A folder as a run leaves it."""
-    run_files.open_config(folder, config)
+    run_files.open_config(folder, LinearClasses(), config)
     records, evaluations = run_files.open_tables(folder, last_step=0)
     records.append({"step": rows[-1]["step"], "bytes_sent": 1_000.0})
     for row in rows:

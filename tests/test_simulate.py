@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 import signal
 import subprocess
@@ -489,9 +490,35 @@ def test_a_task_file_finds_itself_and_its_neighbours(tmp_path, monkeypatch):
     (tmp_path / "task_neighbour.py").write_text("name = 'neighbour'")
     path = tmp_path / "own_task.py"
     path.write_text(
-        "import task_neighbour\ndef build_task():\n    return __file__, task_neighbour.name"
+        "import simulated_task, task_neighbour\n"
+        "class OwnTask(simulated_task.LinearClasses):\n"
+        "    found = __file__, task_neighbour.name\n"
+        "build_task = OwnTask"
     )
-    assert load_task(path) == (str(path), "neighbour")
+    assert load_task(path).found == (str(path), "neighbour")
+
+
+def test_a_run_of_another_task_is_neither_done_nor_gone_on_with(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+    monkeypatch.setattr(plots, "pyplot", lambda: None)
+    for name in ("one", "other"):  # the same shapes
+        (tmp_path / f"{name}.py").write_text("from simulated_task import build_task")
+
+    def simulate(name):
+        options = ["--learners=1", "--steps=2", f"--out={tmp_path / 'out'}"]
+        return main(["simulate", str(tmp_path / f"{name}.py"), *options])
+
+    assert simulate("one") == 0
+    (folder,) = (tmp_path / "out").iterdir()
+    written = json.loads((folder / "config.json").read_text())
+    assert (written["task"], written["train_size"]) == (f"{tmp_path.name}/one", 2_000)
+    for _ in ("done", "killed"):
+        with pytest.raises(SystemExit):
+            simulate("other")
+        message = f"task: '{tmp_path.name}/one' there, '{tmp_path.name}/other' now"
+        assert message in capsys.readouterr().err
+        (folder / "result.json").unlink(missing_ok=True)
+    assert simulate("one") == 0
 
 
 def test_a_folder_of_other_options_is_refused(tmp_path):

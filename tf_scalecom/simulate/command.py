@@ -9,7 +9,7 @@ import typing
 
 import tensorflow as tf
 
-from tf_scalecom.simulate import plots, runs
+from tf_scalecom.simulate import plots, run_files, runs
 from tf_scalecom.simulate.config import METHODS, SimulationConfig
 from tf_scalecom.simulate.task import load_task
 
@@ -55,7 +55,10 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         task = load_task(args.task)
     except ValueError as error:
         parser.error(str(error))
-    folders = runs.run_all(task, configs, args.out, 60 * args.save_minutes)
+    try:
+        folders = runs.run_all(task, configs, args.out, 60 * args.save_minutes)
+    except run_files.UnusableFolder as error:
+        parser.error(str(error))
     picture = args.out / plots.PICTURE
     if plots.draw(folders, picture):
         print(f"{picture}: the curves of these runs")

@@ -11,29 +11,44 @@ import numpy as np
 
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.simulation import MEASURES, Simulation
+from tf_scalecom.simulate.task import Task, identity
 
 CONFIG, STATE, RESULT = "config.json", "state.npz", "result.json"
 RECORDS, EVALUATIONS = "records.csv", "evaluations.csv"
 
 
-def open_config(folder: pathlib.Path, config: SimulationConfig) -> None:
-    """Writes the options down, or checks that they are those the folder was begun with.
+class UnusableFolder(ValueError):
+    """A run's folder that is another run's, or cannot be written."""
+
+
+def open_config(folder: pathlib.Path, task: Task, config: SimulationConfig) -> None:
+    """Writes task and options down, or checks that they are those the folder was begun with.
 
     Raises:
-      ValueError: they are others.
+      UnusableFolder: they are others, or nothing can be written there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path, wanted = folder / CONFIG, dataclasses.asdict(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _open_config(folder, identity(task) | dataclasses.asdict(config))
+    except OSError as error:
+        raise UnusableFolder(
+            f"Expected a folder that can be written; received {str(folder)!r}: {error.strerror}. "
+            "Choose another folder (--out)."
+        ) from error
+
+
+def _open_config(folder, wanted):
+    path = folder / CONFIG
     if not path.exists():
         _write(path, json.dumps(wanted, indent=1).encode())
         return
     found = json.loads(path.read_text())
     differing = {k: (found.get(k), v) for k, v in wanted.items() if found.get(k) != v}
     if differing:
-        raise ValueError(
-            f"Expected {folder} to hold a run with the same options; received "
+        raise UnusableFolder(
+            f"Expected {folder} to hold a run of the same task with the same options; received "
             + ", ".join(f"{k}: {old!r} there, {new!r} now" for k, (old, new) in differing.items())
-            + ". Choose another folder, or remove this one."
+            + ". Choose another folder (--out), or remove this one."
         )
 
 

@@ -64,7 +64,7 @@ def run(
       {"step", "bytes_total", "diverged", the last evaluation's figures unless it diverged}, which
       result.json holds.
     """
-    run_files.open_config(folder, config)
+    run_files.open_config(folder, task, config)
     if (result := run_files.read_result(folder)) is not None:
         report(f"already done: {_figures(result)}")
         return result

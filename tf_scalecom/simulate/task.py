@@ -17,9 +17,11 @@ class Task(Protocol):
 
     Attributes:
       train_size: number of training examples.
+      task_name: which task it is, in the files of its runs; `load_task` sets it.
     """
 
     train_size: int
+    task_name: str
 
     def build_model(self) -> keras.Model:
         """A new model; its initial weights follow from Keras's random seed alone."""
@@ -57,7 +59,18 @@ def load_task(path: pathlib.Path) -> Task:
             f"Expected {path} to define {FACTORY}(), which returns a task; received a file "
             f"without it. See tf_scalecom/simulate/task.py for what a task is."
         )
-    return factory()
+    task = factory()
+    task.task_name = f"{path.resolve().parent.name}/{path.stem}"
+    return task
+
+
+def identity(task: Task) -> dict[str, object]:
+    """What tells a task from others, the same on every machine; for the files of its runs.
+
+    A task that `load_task` did not load goes by the name of its class, unless it has a `task_name`.
+    """
+    name = getattr(task, "task_name", type(task).__name__)
+    return {"task": name, "train_size": int(task.train_size)}
 
 
 class DataOrder:
