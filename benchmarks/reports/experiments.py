@@ -89,8 +89,8 @@ IMAGE_4 = Experiment(
         Arm("recipe, 100x", RECIPE, THREE),
         Arm("recipe with beta 0.3, 100x", RECIPE | {"beta": 0.3}, THREE),
         *(
-            Arm(f"recipe, {ratio}", RECIPE | {"compression_ratio": ratio})
-            for ratio in (25, 400, "auto")
+            Arm(f"recipe, {name}", RECIPE | {"compression_ratio": ratio})
+            for name, ratio in {"25x": 25, "400x": 400, "auto": "auto"}.items()
         ),
         Arm("momentum 0.9, beta 1, 100x", PAPER),
         *(
@@ -142,9 +142,7 @@ SCREENING = Experiment(
             for ratio in (25, 400, "auto")
         ),
         Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.5}),
-        Arm("PowerSGD rank 1, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2}),
         Arm("PowerSGD rank 2, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2, "rank": 2}),
-        Arm("PowerSGD rank 4, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2, "rank": 4}),
         Arm("PowerSGD rank 1, momentum 0.9", PAPER | {"method": "power_sgd"}),
     ),
 )
