@@ -1,4 +1,4 @@
-"""What every train.py does alike: flags, workers, optimizer, and what it reports at the end."""
+"""What every train.py does alike: workers, optimizer, and what it reports at the end."""
 
 import dataclasses
 import json
@@ -16,75 +16,6 @@ import tf_scalecom as sc
 from tf_scalecom.cluster import find_cluster
 
 FLAGS = flags.FLAGS
-
-
-def define_flags(**defaults) -> None:
-    """Defines the flags that all tasks share.
-
-    Args:
-        **defaults: by flag name, where a task's default differs from the one here.
-    """
-
-    def define(kind, name, default, meaning):
-        kind(name, defaults.pop(name, default), meaning)
-
-    define(
-        flags.DEFINE_string,
-        "compression_ratio",
-        None,
-        'Gradient elements per element sent, or "auto" for the per-layer rule. Without it the '
-        "inner optimizer runs alone: dense.",
-    )
-    define(
-        flags.DEFINE_float, "beta", 1.0, "Low-pass filter of the residual; 1 is plain feedback."
-    )
-    define(
-        flags.DEFINE_integer, "chunk_keep", 1, "Elements kept per chunk; 1 is the paper's choice."
-    )
-    define(flags.DEFINE_integer, "warmup_steps", 100, "Steps without compression at the start.")
-    define(
-        flags.DEFINE_float,
-        "learning_rate",
-        0.1,
-        "Peak learning rate, at a global batch of --base_batch if that is given.",
-    )
-    define(
-        flags.DEFINE_integer,
-        "base_batch",
-        None,
-        "Global batch that --learning_rate is meant for. At another one the rate is scaled: in "
-        "proportion for SGD, by the square root for Adam.",
-    )
-    define(flags.DEFINE_integer, "batch_per_worker", 32, "Examples (wmt14: tokens) per worker.")
-    define(flags.DEFINE_integer, "epochs", 5, "Epochs; each ends with an evaluation.")
-    define(flags.DEFINE_integer, "steps_per_epoch", 750, "Training steps per epoch.")
-    define(flags.DEFINE_integer, "seed", 0, "Seed of the weights and of the order of the data.")
-    define(flags.DEFINE_integer, "intra_op_threads", 1, "Threads of one operation; 0: all cores.")
-    define(flags.DEFINE_string, "data_dir", "data", "Where data sets are.")
-    define(flags.DEFINE_string, "result", None, "File for the chief's measurements, as JSON.")
-    if defaults:
-        raise ValueError(
-            f"Expected defaults of shared flags; received {sorted(defaults)}. Define a flag of "
-            "one task in its train.py."
-        )
-
-
-def define_sgd_flags(**defaults) -> None:
-    """Defines the flags of SGD and of its schedule, for the tasks that train with it."""
-    flags.DEFINE_float("momentum", defaults.get("momentum", 0.0), "Momentum of SGD.")
-    flags.DEFINE_float(
-        "weight_decay",
-        0.0,
-        "Each step takes this share of learning rate times weight, beside the gradient: it is "
-        "neither sent nor multiplied by momentum.",
-    )
-    flags.DEFINE_float(
-        "ramp", defaults.get("ramp", 0.08), "Share of the steps over which the rate rises from 0."
-    )
-    flags.DEFINE_list(
-        "decay_epochs", [], "Epochs after which the rate falls; without any, along a cosine to 0."
-    )
-    flags.DEFINE_float("decay_factor", 0.1, "What it is multiplied by after each --decay_epochs.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +107,7 @@ def scaled(rate: float, workers: Workers, exponent: float) -> float:
 
 
 def sgd(workers: Workers) -> keras.optimizers.Optimizer:
-    """SGD by the flags of `define_sgd_flags`, compressed if a ratio is given."""
+    """SGD by the flags of `shared_flags.define_sgd_flags`, compressed if a ratio is given."""
     steps = FLAGS.epochs * FLAGS.steps_per_epoch
     ramp_steps = round(FLAGS.ramp * steps)
     peak = scaled(FLAGS.learning_rate, workers, exponent=1.0)
@@ -199,27 +130,11 @@ def compressed(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
         return inner
     return sc.ScaleComOptimizer(
         inner,
-        compression_ratio=compression_ratio(),
+        compression_ratio=FLAGS.compression_ratio,
         beta=FLAGS.beta,
         chunk_keep=FLAGS.chunk_keep,
         warmup_steps=FLAGS.warmup_steps,
     )
-
-
-def compression_ratio() -> float | str:
-    """--compression_ratio as `ScaleComOptimizer` takes it.
-
-    Raises:
-        absl.flags.IllegalFlagValueError: it is neither a number nor "auto".
-    """
-    text = FLAGS.compression_ratio
-    try:
-        return text if text == "auto" else float(text)
-    except ValueError:
-        raise flags.IllegalFlagValueError(
-            f'--compression_ratio: expected a number >= 1 or "auto"; received {text!r}. '
-            "Leave it out to train dense."
-        ) from None
 
 
 def sgd_recipe() -> str:
@@ -232,6 +147,15 @@ def sgd_recipe() -> str:
         f"SGD, peak learning rate {FLAGS.learning_rate}, momentum {FLAGS.momentum}, "
         f"{FLAGS.ramp:.0%} linear ramp then {then}, {FLAGS.batch_per_worker} examples per worker, "
         f"seed {FLAGS.seed}"
+    )
+
+
+def compression_recipe() -> str:
+    """The compression settings in words."""
+    ratio = FLAGS.compression_ratio
+    return (
+        f"{ratio if ratio == 'auto' else f'{ratio:g}x'}, beta {FLAGS.beta}, chunk_keep "
+        f"{FLAGS.chunk_keep}, {FLAGS.warmup_steps} steps of dense warm-up"
     )
 
 
@@ -281,8 +205,7 @@ def finish(workers: Workers, model: keras.Model, meter: StepMeter, **measured) -
     if FLAGS.compression_ratio is not None:
         report = model.optimizer.compression_report()
         measured |= {
-            "compression": f"{FLAGS.compression_ratio}x, beta {FLAGS.beta}, chunk_keep "
-            f"{FLAGS.chunk_keep}, {FLAGS.warmup_steps} steps of dense warm-up",
+            "compression": compression_recipe(),
             "bytes_dense": report.bytes_dense,
             "bytes_sent": report.bytes_sent,
             "ratio": report.ratio,

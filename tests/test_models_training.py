@@ -143,7 +143,7 @@ def test_a_command_is_what_the_paper_ran(command, row, train_script, monkeypatch
     settings = flags.FLAGS
     assert trained in (settings.dataset, getattr(settings, "network", None))
     assert count == workers and count * settings.batch_per_worker == global_batch
-    assert training.compression_ratio() == ratio
+    assert settings.compression_ratio == ratio
     assert settings.beta == beta and settings.chunk_keep == 1
     assert settings.warmup_steps <= 0.1 * settings.epochs * settings.steps_per_epoch
 
@@ -160,8 +160,49 @@ def test_a_command_is_what_the_paper_ran(command, row, train_script, monkeypatch
     assert peak == pytest.approx(standard, rel=0.12), "as near as 60 samples are"
 
 
-def test_a_ratio_that_is_no_number_is_refused(train_script):
+@pytest.mark.parametrize(
+    ("task", "flag", "expected"),
+    [
+        ("image", "--compression_ratio=abc", r'expected a number >= 1 or "auto"; leave it out'),
+        ("image", "--compression_ratio=0.5", r"expected a number >= 1.*received 0\.5"),
+        ("image", "--compression_ratio=nan", "expected a number >= 1.*received nan"),
+        ("image", "--beta=0", r"expected a number in \(0, 1\]; received 0\.0"),
+        ("image", "--beta=nan", r"expected a number in \(0, 1\]; received nan"),
+        ("image", "--chunk_keep=0", "expected an integer >= 1; received 0"),
+        ("image", "--warmup_steps=-1", "expected an integer >= 0; received -1"),
+        ("image", "--learning_rate=nan", "expected a finite number above 0"),
+        ("image", "--learning_rate=inf", "expected a finite number above 0"),
+        ("image", "--learning_rate=0", "expected a finite number above 0"),
+        ("image", "--momentum=1", "expected a number from 0 to less than 1"),
+        ("image", "--weight_decay=-1e-4", "expected a number from 0 to less than 1"),
+        ("image", "--ramp=nan", "expected a number from 0 to less than 1"),
+        ("image", "--decay_epochs=30,sixty", "expected whole numbers above 0"),
+        ("image", "--steps_per_epoch=0", "0 is not a positive integer"),
+        ("image", "--epochs=0", "0 is not a positive integer"),
+        ("image", "--batch_per_worker=-1", "-1 is not a positive integer"),
+        ("image", "--base_batch=0", "0 is not a positive integer"),
+        ("image", "--seed=-1", "-1 is not an integer in the range"),
+        ("speech", "--units=0", "0 is not a positive integer"),
+        ("translation", "--adam_beta_1=1", "expected a number from 0 to less than 1"),
+        ("translation", "--adam_beta_2=nan", "expected a number from 0 to less than 1"),
+        ("translation", "--beam=0", "0 is not a positive integer"),
+    ],
+)
+def test_a_flag_out_of_its_range_is_refused_when_parsed(task, flag, expected, train_script):
+    train_script(task)
+    name = flag.removeprefix("--").partition("=")[0]
+    with pytest.raises(flags.IllegalFlagValueError, match=rf"{name}=(?s:.*){expected}"):
+        flags.FLAGS(["train.py", flag])
+
+
+@pytest.mark.parametrize(("ratio", "words"), [("auto", "auto, beta 1"), ("92.0", "92x, beta 1")])
+def test_the_report_names_the_ratio(ratio, words, train_script):
     train_script("speech")
-    flags.FLAGS(["train.py", "--compression_ratio=hundred"])
-    with pytest.raises(flags.IllegalFlagValueError, match=r"received 'hundred'"):
-        training.compression_ratio()
+    flags.FLAGS(["train.py", f"--compression_ratio={ratio}"])
+    assert training.compression_recipe().startswith(words)
+
+
+def test_flags_of_a_dense_run_at_the_ends_of_their_ranges_are_taken(train_script):
+    train_script("image")
+    flags.FLAGS(["train.py", "--warmup_steps=0", "--momentum=0", "--ramp=0", "--decay_epochs="])
+    assert flags.FLAGS.compression_ratio is None and flags.FLAGS.decay_epochs == []

@@ -16,12 +16,13 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all
 
 import image_data
 import networks
+import shared_flags
 import tfds_images
 import training
 
 FLAGS = flags.FLAGS
-training.define_flags(learning_rate=0.4)
-training.define_sgd_flags()
+shared_flags.define_flags(learning_rate=0.4)
+shared_flags.define_sgd_flags()
 flags.DEFINE_enum("network", "convnet", networks.NETWORKS, "What is trained.")
 flags.DEFINE_enum(
     "dataset",

@@ -17,13 +17,14 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all
 
 import blstm
 import log_mel
+import shared_flags
 import speech_data
 import tfds_speech
 import training
 
 FLAGS = flags.FLAGS
-training.define_flags(learning_rate=1.0, epochs=2, steps_per_epoch=200)
-training.define_sgd_flags()
+shared_flags.define_flags(learning_rate=1.0, epochs=2, steps_per_epoch=200)
+shared_flags.define_sgd_flags()
 flags.DEFINE_enum(
     "dataset",
     "asterisk",
@@ -35,9 +36,9 @@ flags.DEFINE_enum("labels", "frame", ["frame", "utterance"], "What has a label."
 flags.DEFINE_string(
     "alignments", None, "Labels of LibriSpeech's frames, as Kaldi writes them; see tfds_speech.py."
 )
-flags.DEFINE_integer("num_layers", 4, "Bidirectional LSTM layers.")
-flags.DEFINE_integer("units", 64, "Of each direction of each layer.")
-flags.DEFINE_integer("bottleneck", 64, "Width of the layer before the outputs.")
+shared_flags.define_count("num_layers", 4, "Bidirectional LSTM layers.")
+shared_flags.define_count("units", 64, "Of each direction of each layer.")
+shared_flags.define_count("bottleneck", 64, "Width of the layer before the outputs.")
 
 
 def load_data(workers: training.Workers):

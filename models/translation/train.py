@@ -19,27 +19,30 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all
 
 import beam_search
 import schedules
+import shared_flags
 import training
 import transformer
 import translation_data
 import wmt14
 
 FLAGS = flags.FLAGS
-training.define_flags(learning_rate=2e-3, epochs=2, steps_per_epoch=300)
+shared_flags.define_flags(learning_rate=2e-3, epochs=2, steps_per_epoch=300)
 flags.DEFINE_enum("dataset", "debian", ["debian", "wmt14"], "Package descriptions, or WMT 2014.")
-flags.DEFINE_integer("vocabulary", 4_000, "Tokens of both languages together.")
-flags.DEFINE_integer("max_length", 32, "Tokens of a sentence; longer pairs are left out.")
-flags.DEFINE_integer("num_layers", 2, "Layers of the encoder, and of the decoder.")
-flags.DEFINE_integer("width", 96, "Of the model.")
-flags.DEFINE_integer("heads", 4, "Of each attention.")
-flags.DEFINE_integer("feed_forward", 384, "Width between the dense layers of a block.")
-flags.DEFINE_float("dropout", 0.1, "Share of each sublayer's output dropped in training.")
-flags.DEFINE_float("smoothing", 0.1, "Share of each label spread over the vocabulary.")
-flags.DEFINE_integer("ramp_steps", 200, "Steps to the peak learning rate; then 1 / sqrt(step).")
-flags.DEFINE_float("adam_beta_1", 0.9, "Decay of Adam's mean of gradients; compress with 0.")
-flags.DEFINE_float("adam_beta_2", 0.98, "Decay of Adam's mean of squares.")
-flags.DEFINE_integer("beam", 4, "Hypotheses kept by beam search.")
-flags.DEFINE_integer("bleu_sentences", 256, "Held-out sentences translated for BLEU; 0: all.")
+shared_flags.define_count("vocabulary", 4_000, "Tokens of both languages together.")
+shared_flags.define_count("max_length", 32, "Tokens of a sentence; longer pairs are left out.")
+shared_flags.define_count("num_layers", 2, "Layers of the encoder, and of the decoder.")
+shared_flags.define_count("width", 96, "Of the model.")
+shared_flags.define_count("heads", 4, "Of each attention.")
+shared_flags.define_count("feed_forward", 384, "Width between the dense layers of a block.")
+shared_flags.define_share("dropout", 0.1, "Share of each sublayer's output dropped in training.")
+shared_flags.define_share("smoothing", 0.1, "Share of each label spread over the vocabulary.")
+shared_flags.define_count("ramp_steps", 200, "Steps to the peak learning rate; then 1 / sqrt step.")
+shared_flags.define_share("adam_beta_1", 0.9, "Decay of Adam's mean of gradients; compress with 0.")
+shared_flags.define_share("adam_beta_2", 0.98, "Decay of Adam's mean of squares.")
+shared_flags.define_count("beam", 4, "Hypotheses kept by beam search.")
+flags.DEFINE_integer(
+    "bleu_sentences", 256, "Held-out sentences translated for BLEU; 0: all.", lower_bound=0
+)
 
 
 def load_data(workers: training.Workers):
