@@ -1,5 +1,6 @@
 """The simulator: its reductions against the specification and real workers, its runs, its files."""
 
+import argparse
 import dataclasses
 import functools
 import itertools
@@ -19,7 +20,15 @@ from simulated_task import LinearClasses
 
 import tf_scalecom as sc
 from tf_scalecom.__main__ import main
-from tf_scalecom.simulate import METHODS, Simulation, SimulationConfig, diagnostics, plots, run
+from tf_scalecom.simulate import (
+    METHODS,
+    Simulation,
+    SimulationConfig,
+    command,
+    diagnostics,
+    plots,
+    run,
+)
 from tf_scalecom.simulate.config import RAMP_STAGES
 from tf_scalecom.simulate.gradients import LearnerGradients
 from tf_scalecom.simulate.run_files import read_table, restore_state, save_state
@@ -390,8 +399,8 @@ OPTIONS = [
 
 
 def start_command(out, *options):
-    command = [sys.executable, "-m", "tf_scalecom", "simulate", str(TASK_FILE), f"--out={out}"]
-    return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    program = [sys.executable, "-m", "tf_scalecom", "simulate", str(TASK_FILE), f"--out={out}"]
+    return subprocess.Popen([*program, *options], stdout=subprocess.PIPE, text=True)
 
 
 def test_a_killed_run_goes_on_to_the_same_end(tmp_path):
@@ -465,6 +474,11 @@ def test_a_run_that_diverges_says_so_and_ends(tmp_path):
         ("--learning-rate=fast", "expected a number, received 'fast'"),
         ("--momentum=0.9 --optimizer=adam", "0 with adam"),
         ("--compression-ratio=0.5", "a number >= 1"),
+        ("--compression-ratio=fast", "a number >= 1"),
+        ("--final-beta=late", "expected a number, received 'late'"),
+        ("--seed=1.5", "--seed: expected an integer, received '1.5'"),
+        ("--learners=1,2.0", "--learners: expected an integer, received '2.0'"),
+        ("--seed=4294967296", "an integer from 0 to 2**32 - 1"),
     ],
 )
 def test_bad_options_are_refused(option, message, capsys, monkeypatch):
@@ -473,6 +487,31 @@ def test_bad_options_are_refused(option, message, capsys, monkeypatch):
         main(["simulate", str(TASK_FILE), *option.split()])
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_number_is_one_option_however_it_is_written():
+    written = ["--learning-rate=1,1.0,1e0", "--beta=1,1.0", "--compression-ratio=25,25.0,auto"]
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    configs = command._configs(parser.parse_args(["task.py", *written]))
+    assert [config.name for config in configs] == [
+        "clt_k-learning_rate=1.0-compression_ratio=25-seed=0",
+        "clt_k-learning_rate=1.0-compression_ratio=auto-seed=0",
+    ]
+    assert all(isinstance(config.learning_rate, float) for config in configs)
+    for changes, expected in (({"learners": 2.0}, "an integer"), ({"beta": "1"}, "a number")):
+        with pytest.raises(ValueError, match=f"expected {expected}"):
+            SimulationConfig(**changes)
+
+
+def test_runs_of_many_options_have_file_names_of_their_own():
+    options = {"learning_rate": 1 / 3, "lr_warmup": 1 / 7, "beta": 1 / 9, "final_beta": 2 / 3,
+               "momentum": 1 / 7, "adam_beta_1": 1 / 11, "adam_beta_2": 1 / 13, "learners": 256,
+               "initial_ratio": 22 / 7, "compression_ratio": 1000 / 7, "steps": 123_456}
+    configs = [SimulationConfig(**options, rank=rank, seed=7) for rank in (2, 3)]
+    names = [config.name for config in configs]
+    assert len(set(names)) == 2 and all(len(name) <= 200 for name in names)
+    assert all(n.startswith("clt_k-learners=256-") and n.endswith("-seed=7") for n in names)
 
 
 def test_a_task_file_must_be_there_and_define_a_task(tmp_path, capsys, monkeypatch):

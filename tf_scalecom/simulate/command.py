@@ -5,12 +5,11 @@ import dataclasses
 import itertools
 import pathlib
 import shlex
-import typing
 
 import tensorflow as tf
 
 from tf_scalecom.simulate import plots, run_files, runs
-from tf_scalecom.simulate.config import METHODS, SimulationConfig
+from tf_scalecom.simulate.config import METHODS, SimulationConfig, value_types
 from tf_scalecom.simulate.task import load_task
 
 DESCRIPTION = (
@@ -92,7 +91,6 @@ def _given(args) -> dict[str, list]:
 
 def _add_run_options(parser):
     group = parser.add_argument_group("options of a run")
-    types = typing.get_type_hints(SimulationConfig)
     for field in dataclasses.fields(SimulationConfig):
         choices = field.metadata["choices"]
         meaning = f"{field.metadata['help']}; default: {field.default}"
@@ -100,26 +98,22 @@ def _add_run_options(parser):
             meaning = "; ".join(f"{name}: {what}" for name, what in METHODS.items())
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=_values_of(types[field.name]),
+            type=_values_of(value_types(field.name)),
             metavar=",".join(choices) if choices else field.name.upper(),
             help=meaning.replace("%", "%%"),
         )
 
 
-def _values_of(kind):
-    accepted = typing.get_args(kind) or (kind,)
-
-    def parse(text):
-        return [_value(part, accepted) for part in text.split(",")]
-
-    return parse
+def _values_of(kinds):
+    return lambda text: [_value(part, kinds) for part in text.split(",")]
 
 
-def _value(text, accepted):
-    for kind in (int, float, str):
-        if kind in accepted or (kind is int and float in accepted):
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-    raise argparse.ArgumentTypeError(f"expected a number, received {text!r}: correct the option")
+def _value(text, kinds):
+    """The text as the first of these types that it fits."""
+    for kind in kinds:
+        try:
+            return kind(text)
+        except (TypeError, ValueError):  # None's type makes nothing of a text
+            continue
+    expected = "an integer" if int in kinds else "a number"
+    raise argparse.ArgumentTypeError(f"expected {expected}, received {text!r}: correct the option")

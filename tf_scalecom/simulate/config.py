@@ -1,7 +1,9 @@
 """The options of one simulated run: checked, stored with its results, and its name."""
 
 import dataclasses
+import hashlib
 import math
+import typing
 
 from tf_scalecom.compression import SELECTIONS, CompressionConfig, check_warmup_steps
 
@@ -19,6 +21,8 @@ PLACEMENTS = ("after", "before")
 MAX_LEARNERS = 256
 # The ratio ramp has this many stages; every stage is a plan of its own.
 RAMP_STAGES = 5
+# Characters of a run's name; a file name may have 255 bytes.
+MAX_NAME = 200
 
 
 def _option(default, help_text, choices=None):
@@ -27,7 +31,10 @@ def _option(default, help_text, choices=None):
 
 @dataclasses.dataclass(frozen=True)
 class SimulationConfig:
-    """One run. Two runs that differ in `method` alone share initial weights and data."""
+    """One run. Two runs that differ in `method` alone share initial weights and data.
+
+    Equal numbers are one option, whatever their type: 1 and 1.0 give the same run.
+    """
 
     method: str = _option("clt_k", "how gradients become one", tuple(METHODS))
     learners: int = _option(4, "number of learners, 1 to 256")
@@ -67,18 +74,18 @@ class SimulationConfig:
             value = getattr(self, field.name)
             if choices and value not in choices:
                 _refuse(field.name, value, f"one of {', '.join(choices)}")
+            object.__setattr__(self, field.name, _normalised(field, value))
         for name in ("batch_size", "steps", "rank", "record_every", "evaluate_every"):
-            self._check(name, isinstance(getattr(self, name), int) and getattr(self, name) >= 1,
-                        "an integer >= 1")
+            self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         self._check("learners", 1 <= self.learners <= MAX_LEARNERS, f"1 to {MAX_LEARNERS}")
-        self._check("seed", self.seed >= 0, "an integer >= 0")
+        self._check("seed", 0 <= self.seed < 2**32, "an integer from 0 to 2**32 - 1")
         self._check("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0")
         self._check("lr_warmup", 0 <= self.lr_warmup < 1, "a share in [0, 1)")
         self._check("momentum", 0 <= self.momentum < 1, "a number in [0, 1)")
         self._check("adam_beta_1", 0 <= self.adam_beta_1 < 1, "a number in [0, 1)")
         self._check("adam_beta_2", 0 < self.adam_beta_2 < 1, "a number in (0, 1)")
         self._check("ratio_ramp", self.ratio_ramp >= 0, "an integer >= 0")
-        self._check("initial_ratio", self.initial_ratio >= 2, "a number >= 2")
+        self._check("initial_ratio", 2 <= self.initial_ratio < math.inf, "a number >= 2")
         check_warmup_steps(self.warmup_steps)
         self.compression(self.compression_ratio)
         if self.final_beta is not None:
@@ -102,13 +109,38 @@ class SimulationConfig:
 
     @property
     def name(self) -> str:
-        """Method, whatever else is not the default, and the seed: unique, and a file name."""
+        """Method, whatever else is not the default, and the seed: unique, and a file name.
+
+        A long one ends in a digest of itself in place of what is too much, and the seed.
+        """
         changed = [
             f"{field.name}={getattr(self, field.name)}"
             for field in dataclasses.fields(self)
             if field.name not in ("method", "seed") and getattr(self, field.name) != field.default
         ]
-        return "-".join([self.method, *changed, f"seed={self.seed}"])
+        seed = f"seed={self.seed}"
+        name = "-".join([self.method, *changed, seed])
+        if len(name) <= MAX_NAME:
+            return name
+        end = f"-{hashlib.sha256(name.encode()).hexdigest()[:16]}-{seed}"
+        return name[: MAX_NAME - len(end)] + end
+
+
+def _normalised(field, value):
+    """The value as its field's type; a whole number as an integer where the default is one."""
+    kinds = value_types(field.name)
+    if float in kinds and isinstance(value, (int, float)):
+        is_whole = isinstance(field.default, int) and float(value).is_integer()
+        return int(value) if is_whole else float(value)
+    if not isinstance(value, kinds):
+        _refuse(field.name, value, "an integer" if int in kinds else "a number")
+    return value
+
+
+def value_types(name: str) -> tuple[type, ...]:
+    """The types that an option's values may have."""
+    annotation = typing.get_type_hints(SimulationConfig)[name]
+    return typing.get_args(annotation) or (annotation,)
 
 
 def _refuse(name, value, expected):
