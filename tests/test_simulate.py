@@ -28,10 +28,11 @@ from tf_scalecom.simulate import (
     diagnostics,
     plots,
     run,
+    run_files,
 )
 from tf_scalecom.simulate.config import RAMP_STAGES
 from tf_scalecom.simulate.gradients import LearnerGradients
-from tf_scalecom.simulate.run_files import read_table, restore_state, save_state
+from tf_scalecom.simulate.run_files import Table, read_result, read_table, restore_state, save_state
 from tf_scalecom.simulate.schedules import LayoutSchedule, learning_rate
 from tf_scalecom.simulate.task import DataOrder, load_task
 
@@ -422,6 +423,44 @@ def test_a_killed_run_goes_on_to_the_same_end(tmp_path):
     for name in ("records.csv", "evaluations.csv", "result.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
     assert len(read_table(one / "records.csv")) == 12
+
+
+def test_a_run_killed_before_its_result_is_written_keeps_its_figures(tmp_path, monkeypatch):
+    config = dataclasses.replace(SMALL, steps=4, evaluate_every=2)
+    straight = run(LinearClasses(), config, tmp_path / "straight", report=lambda line: None)
+
+    def killed(folder, result):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_files, "write_result", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(LinearClasses(), config, tmp_path / "killed", 0, report=lambda line: None)
+    monkeypatch.undo()
+    table = tmp_path / "killed" / "evaluations.csv"
+    rows = table.read_bytes()
+    resumed = run(LinearClasses(), config, tmp_path / "killed", report=lambda line: None)
+    assert resumed == straight and "accuracy" in resumed
+    assert table.read_bytes() == rows
+    assert read_result(tmp_path / "killed") == straight
+
+
+def test_a_table_that_cannot_be_rewritten_is_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "records.csv"
+    table = Table(path, ("step", "loss"), last_step=0)
+    for step in (5, 10, 15):
+        table.append({"step": step, "loss": 0.5})
+    before = path.read_bytes()
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pathlib.Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Table(path, ("step", "loss"), last_step=10)
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    Table(path, ("step", "loss"), last_step=10).append({"step": 12})
+    assert path.read_text().split() == ["step,loss", "5,0.5", "10,0.5", "12,"]
 
 
 def test_a_batch_runs_all_combinations_once(tmp_path, capsys, monkeypatch):

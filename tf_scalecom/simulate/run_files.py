@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -15,6 +16,8 @@ from tf_scalecom.simulate.task import Task, identity
 
 CONFIG, STATE, RESULT = "config.json", "state.npz", "result.json"
 RECORDS, EVALUATIONS = "records.csv", "evaluations.csv"
+# The columns of evaluations.csv beside the task's figures.
+EVALUATED_AT = ("step", "bytes_total")
 
 
 class UnusableFolder(ValueError):
@@ -90,19 +93,25 @@ class Table:
         self._path = path
         self._columns = columns
         rows = read_table(path) if path.exists() else []
-        path.unlink(missing_ok=True)
-        for row in rows:
-            if int(row["step"]) <= last_step:
-                self.append(row)
+        kept = [row for row in rows if int(row["step"]) <= last_step]
+        if kept:
+            _write(path, self._text(kept, with_header=True).encode())
+        else:
+            path.unlink(missing_ok=True)
 
     def append(self, row: Mapping[str, object]) -> None:
         """Writes a row; columns it does not have stay empty."""
-        is_new = not self._path.exists()
+        text = self._text([row], with_header=not self._path.exists())
         with self._path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, self._columns or list(row))
-            if is_new:
-                writer.writeheader()
-            writer.writerow(row)
+            file.write(text)
+
+    def _text(self, rows, with_header):
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns or list(rows[0]))
+        if with_header:
+            writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
 
 
 def open_tables(folder: pathlib.Path, last_step: int) -> tuple[Table, Table]:
@@ -115,6 +124,17 @@ def read_table(path: pathlib.Path) -> list[dict[str, str]]:
     """All rows of a `Table`."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def last_evaluation(folder: pathlib.Path) -> dict[str, float]:
+    """The figures of the last row of evaluations.csv, {} without one."""
+    path = folder / EVALUATIONS
+    rows = read_table(path) if path.exists() else []
+    return {
+        name: float(value)
+        for name, value in (rows[-1] if rows else {}).items()
+        if name not in EVALUATED_AT
+    }
 
 
 def write_result(folder: pathlib.Path, result: Mapping[str, object]) -> None:

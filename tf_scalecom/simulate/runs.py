@@ -74,7 +74,7 @@ def run(
     records, evaluations = run_files.open_tables(folder, last_step=simulation.step)
     clock = _Clock(simulation.step, config.steps)
     last_save = time.monotonic()
-    evaluation: dict = {}
+    evaluation = run_files.last_evaluation(folder)
     diverged = False
     while simulation.step < config.steps and not diverged:
         next_step = simulation.step + 1
