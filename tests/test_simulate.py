@@ -495,12 +495,16 @@ def test_plots_are_drawn_from_the_records(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_diverges_says_so_and_ends(tmp_path):
-    config = dataclasses.replace(SMALL, method="dense", learning_rate=1e30)
-    lines = []
-    result = run(LinearClasses(), config, tmp_path, report=lines.append)
-    assert result["diverged"] and result["step"] < config.steps
-    assert any("finite loss" in line and "--learning-rate" in line for line in lines)
+def test_a_run_that_diverges_says_so_and_ends(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+    monkeypatch.setattr(plots, "pyplot", lambda: None)
+    options = [f"--out={tmp_path}", "--method=dense", "--learning-rate=1e30", "--steps=20"]
+    assert main(["simulate", str(TASK_FILE), *options]) == 0  # that is an outcome, not a failure
+    (folder,) = tmp_path.iterdir()
+    result = read_result(folder)
+    assert result["diverged"] and result["step"] < 20 and "accuracy" not in result
+    printed = capsys.readouterr().out
+    assert "finite loss" in printed and "--learning-rate" in printed
 
 
 @pytest.mark.parametrize(
@@ -517,6 +521,9 @@ def test_a_run_that_diverges_says_so_and_ends(tmp_path):
         ("--final-beta=late", "expected a number, received 'late'"),
         ("--seed=1.5", "--seed: expected an integer, received '1.5'"),
         ("--learners=1,2.0", "--learners: expected an integer, received '2.0'"),
+        ("--save-minutes=nan", "expected a number, 0 or more, received 'nan'"),
+        ("--batch=no_such_file", "received 'no_such_file'"),
+        ("--out=/dev/null", "'/dev/null/clt_k-seed=0': Not a directory"),
         ("--seed=4294967296", "an integer from 0 to 2**32 - 1"),
     ],
 )
@@ -555,12 +562,48 @@ def test_runs_of_many_options_have_file_names_of_their_own():
 
 def test_a_task_file_must_be_there_and_define_a_task(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
-    empty = tmp_path / "empty.py"
-    empty.write_text("")
-    for path, message in ((tmp_path / "none.py", "not a file"), (empty, "build_task")):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit):
+        main(["simulate", str(tmp_path / "none.py")])
+    assert "not a file" in capsys.readouterr().err
+    path = tmp_path / "some_task.py"
+    for text, message in (
+        ("", "build_task"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def build_task(:", "SyntaxError: invalid syntax (some_task.py, line 1)"),
+        ("class build_task(int): train_size = batch = loss = evaluate = 0", "without build_model."),
+        (
+            "from collections import namedtuple\n"
+            "def build_task(): return namedtuple('Fixed', names)(*names)\n"
+            "names = 'train_size', 'build_model', 'batch', 'loss', 'evaluate'",
+            "a Fixed, which takes no attribute `task_name`",
+        ),
+        ("def build_task(): pass", "a NoneType without train_size, build_model, batch, loss, eval"),
+    ):
+        path.write_text(text)
         with pytest.raises(SystemExit):
             main(["simulate", str(path)])
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "batch.txt to have lines of options; received none"),
+        ("# none\n\n", "batch.txt to have lines of options; received none"),
+        ("--seed 1\n# what\n--seed x", "batch.txt:3: argument --seed: expected an integer"),
+        ("--beta 0", "batch.txt:1: `beta`"),
+        ("--beta '1", "batch.txt:1: No closing quotation"),
+        ("--out x", "batch.txt:1: unrecognized arguments: --out x"),
+    ],
+)
+def test_the_line_of_a_batch_that_is_wrong_is_named(text, message, tmp_path, capsys):
+    batch = tmp_path / "batch.txt"
+    batch.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", str(TASK_FILE), f"--batch={batch}"])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_task_file_finds_itself_and_its_neighbours(tmp_path, monkeypatch):

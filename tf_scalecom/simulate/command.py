@@ -8,6 +8,7 @@ import shlex
 
 import tensorflow as tf
 
+from tf_scalecom.argument_types import number
 from tf_scalecom.simulate import plots, run_files, runs
 from tf_scalecom.simulate.config import METHODS, SimulationConfig, value_types
 from tf_scalecom.simulate.task import load_task
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--save-minutes",
-        type=float,
+        type=number,
         default=5.0,
         metavar="M",
         help="time between saved states; default: 5",
@@ -69,19 +70,47 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
 def _configs(args) -> list[SimulationConfig]:
     """All runs, each once, in the order given."""
     given = _given(args)
-    if args.batch is None:
-        lines = [given]
-    else:
-        parser = argparse.ArgumentParser(prog=str(args.batch))
-        _add_run_options(parser)
-        tokens = [shlex.split(line, comments=True) for line in args.batch.read_text().splitlines()]
-        lines = [given | _given(parser.parse_args(line)) for line in tokens if line]
-    configs = [
-        SimulationConfig(**dict(zip(line, values, strict=True)))
-        for line in lines
-        for values in itertools.product(*line.values())
-    ]
+    configs = _combined(given) if args.batch is None else _batch_configs(args.batch, given)
     return list(dict.fromkeys(configs))
+
+
+def _batch_configs(path, given):
+    """The runs of a file's lines, each with the options given for all."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"Expected --batch to name a text file; received {str(path)!r}: {error}. Correct it."
+        ) from error
+    parser = _LineParser(add_help=False)
+    _add_run_options(parser)
+    configs = []
+    for line_number, line in enumerate(lines, start=1):
+        try:
+            if words := shlex.split(line, comments=True):
+                configs += _combined(given | _given(parser.parse_args(words)))
+        except ValueError as error:
+            raise ValueError(f"{path}:{line_number}: {error}") from error
+    if not configs:
+        raise ValueError(
+            f"Expected {path} to have lines of options; received none. Write one for each run."
+        )
+    return configs
+
+
+class _LineParser(argparse.ArgumentParser):
+    """Leaves it to the caller to say where the error is."""
+
+    def error(self, message):
+        raise ValueError(message)
+
+
+def _combined(options) -> list[SimulationConfig]:
+    """All combinations of the values, {option: values}."""
+    return [
+        SimulationConfig(**dict(zip(options, values, strict=True)))
+        for values in itertools.product(*options.values())
+    ]
 
 
 def _given(args) -> dict[str, list]:

@@ -48,7 +48,7 @@ def draw(folders: Sequence[pathlib.Path], path: pathlib.Path) -> bool:
     evaluated = [f for f in folders if (f / run_files.EVALUATIONS).exists()]
     if evaluated:
         first = run_files.read_table(evaluated[0] / run_files.EVALUATIONS)[0]
-        names = [name for name in first if name not in ("step", "bytes_total")]
+        names = [name for name in first if name not in run_files.EVALUATED_AT]
         panels = [(run_files.EVALUATIONS, name, f"evaluation: {name}") for name in names] + panels
     rows = -(-len(panels) // 2)
     figure, axes = plt.subplots(rows, 2, figsize=(12, 3.2 * rows), squeeze=False)

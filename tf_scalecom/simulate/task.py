@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 FACTORY = "build_task"
+MEMBERS = ("train_size", "build_model", "batch", "loss", "evaluate")
 
 
 class Task(Protocol):
@@ -17,11 +18,9 @@ class Task(Protocol):
 
     Attributes:
       train_size: number of training examples.
-      task_name: which task it is, in the files of its runs; `load_task` sets it.
     """
 
     train_size: int
-    task_name: str
 
     def build_model(self) -> keras.Model:
         """A new model; its initial weights follow from Keras's random seed alone."""
@@ -39,29 +38,54 @@ class Task(Protocol):
 def load_task(path: pathlib.Path) -> Task:
     """Imports a Python file, whose neighbours it may import by bare name, and builds its task.
 
+    The task's new attribute `task_name` is the file's, with its folder's: "image/small_task".
+
     Raises:
-      ValueError: there is no such file, or it defines no `build_task`.
+      ValueError: there is no such file, it cannot be imported, or its `build_task` is missing or
+        returns no task.
     """
     if not path.is_file():
         raise ValueError(
             f"Expected a Python file that defines {FACTORY}(); received {str(path)!r}, which is "
             "not a file here. Try models/image/task.py from the root of the repository."
         )
-    sys.path.insert(0, str(path.resolve().parent))
-    loader = importlib.machinery.SourceFileLoader(f"simulated_{path.stem}", str(path))
-    spec = importlib.machinery.ModuleSpec(loader.name, loader, origin=str(path))
-    spec.has_location = True  # the module has a __file__
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    factory = getattr(module, FACTORY, None)
-    if factory is None:
+    factory = getattr(_imported(path), FACTORY, None)
+    if not callable(factory):
         raise ValueError(
             f"Expected {path} to define {FACTORY}(), which returns a task; received a file "
             f"without it. See tf_scalecom/simulate/task.py for what a task is."
         )
     task = factory()
-    task.task_name = f"{path.resolve().parent.name}/{path.stem}"
+    if missing := [name for name in MEMBERS if not hasattr(task, name)]:
+        raise ValueError(
+            f"Expected {FACTORY}() of {path} to return a task; received a {type(task).__name__} "
+            f"without {', '.join(missing)}. See tf_scalecom/simulate/task.py for what a task is."
+        )
+    try:
+        task.task_name = f"{path.resolve().parent.name}/{path.stem}"
+    except AttributeError as error:
+        raise ValueError(
+            f"Expected {FACTORY}() of {path} to return an object whose attributes can be set; "
+            f"received a {type(task).__name__}, which takes no attribute `task_name`. Make its "
+            "class an ordinary one, neither frozen nor with __slots__."
+        ) from error
     return task
+
+
+def _imported(path):
+    sys.path.insert(0, str(path.resolve().parent))
+    loader = importlib.machinery.SourceFileLoader(f"simulated_{path.stem}", str(path))
+    spec = importlib.machinery.ModuleSpec(loader.name, loader, origin=str(path))
+    spec.has_location = True  # the module has a __file__
+    module = importlib.util.module_from_spec(spec)
+    try:
+        loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(
+            f"Expected {path} to be a Python file that can be imported; received "
+            f"{type(error).__name__}: {error}. Correct the file, or install what it needs."
+        ) from error
+    return module
 
 
 def identity(task: Task) -> dict[str, object]:
