@@ -1,6 +1,8 @@
 """The image networks of the paper: their sizes and rates, and their data."""
 
 import math
+import pathlib
+import re
 
 import keras
 import networks
@@ -12,41 +14,58 @@ import tfds_images
 import tfds_source
 
 from tf_scalecom.auto_ratio import auto_ratios
+from tf_scalecom.compression import CompressionConfig
 
 ALONE = tf.distribute.get_strategy()
 
+# By network: how the headings of its two blocks in models/hyperparameters.md begin.
+BLOCKS = {
+    "resnet18": "ResNet-18, ImageNet",
+    "resnet50": "ResNet-50, ImageNet",
+    "mobilenet_v2": "MobileNetV2, ImageNet",
+    "cifar_resnet34": "ResNet-34, CIFAR-10",
+}
 
-# Weights, and elements / elements sent by the rule "auto", with vectors dense and at 400x. The
-# first are the public counts. Others in models/hyperparameters.md, where the paper's are, too.
+
+def stated_ratios(title):
+    """What the headings that begin so say that the network comes to."""
+    page = pathlib.Path(__file__).resolve().parent.parent / "models" / "hyperparameters.md"
+    return re.findall(rf"^### {title}:.* \(here (\d+)x\)", page.read_text(), re.MULTILINE)
+
+
+# Weights (the first are the public counts), and elements / elements sent: of the package at the
+# ratio that the blocks of models/hyperparameters.md ask for, and of the rule with vectors at 400x.
 @pytest.mark.parametrize(
-    ("network", "image_shape", "num_classes", "weights", "vectors_dense", "vectors_sparse"),
+    ("network", "image_shape", "num_classes", "weights", "asked", "sent", "vectors_sparse"),
     [
-        ("resnet18", (224, 224, 3), 1_000, 11_689_512, 105.2, 116.3),
-        ("resnet34", (224, 224, 3), 1_000, 21_797_672, 86.8, 93.5),
-        ("resnet50", (224, 224, 3), 1_000, 25_557_032, 80.8, 97.4),
-        ("mobilenet_v2", (224, 224, 3), 1_000, 3_504_872, 62.6, 167.4),
-        ("cifar_resnet34", (32, 32, 3), 10, 21_282_122, 174.5, 202.7),
+        ("resnet18", (224, 224, 3), 1_000, 11_689_512, "auto", 105.2, 116.3),
+        ("resnet34", (224, 224, 3), 1_000, 21_797_672, "auto", 86.8, 93.5),
+        ("resnet50", (224, 224, 3), 1_000, 25_557_032, "auto", 80.8, 97.4),
+        ("mobilenet_v2", (224, 224, 3), 1_000, 3_504_872, "auto", 60.9, 167.4),
+        ("cifar_resnet34", (32, 32, 3), 10, 21_282_122, 92, 85.7, 202.7),
     ],
 )
 def test_weights_and_rates(
-    network, image_shape, num_classes, weights, vectors_dense, vectors_sparse
+    network, image_shape, num_classes, weights, asked, sent, vectors_sparse
 ):
     model = networks.NETWORKS[network](image_shape=image_shape, num_classes=num_classes)
     assert model.output_shape == (None, num_classes)
     variables = model.trainable_variables
     sizes = [math.prod(v.shape) for v in variables]
     assert sum(sizes) == weights
+
+    config = CompressionConfig(asked, 1.0, (), "chunk", 1, "float32")
+    kept = sum(tensor.kept for tensor in config.layout(variables).tensors)
+    assert weights / kept == pytest.approx(sent, abs=0.05)
+    if network in BLOCKS:
+        assert stated_ratios(BLOCKS[network]) == [f"{weights / kept:.0f}"] * 2
+
     ratios = auto_ratios(variables, [v.path for v in variables])
-
-    def rate(of_vectors):
-        sent = sum(
-            size / (ratio if len(v.shape) > 1 else of_vectors)
-            for v, size, ratio in zip(variables, sizes, ratios, strict=True)
-        )
-        return weights / sent
-
-    assert rate(1) == pytest.approx(vectors_dense, abs=0.05)
-    assert rate(400) == pytest.approx(vectors_sparse, abs=0.05)
+    by_rule = sum(
+        size / (ratio if len(v.shape) > 1 else 400)
+        for v, size, ratio in zip(variables, sizes, ratios, strict=True)
+    )
+    assert weights / by_rule == pytest.approx(vectors_sparse, abs=0.05)
 
 
 def test_a_residual_network_starts_as_its_shortcuts():
