@@ -14,6 +14,8 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 
+# The project's own, whatever folder a program is started in: what is there is not fetched again.
+DATA_FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data"
 APT_HELPER = "/usr/lib/apt/apt-helper"
 
 

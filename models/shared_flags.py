@@ -3,6 +3,7 @@
 import math
 
 from absl import flags
+from package_files import DATA_FOLDER
 
 from tf_scalecom.compression import CompressionConfig, check_warmup_steps
 
@@ -67,7 +68,7 @@ def define_flags(**defaults) -> None:
         "Threads of one operation; 0: all cores.",
         lower_bound=0,
     )
-    define(flags.DEFINE_string, "data_dir", "data", "Where data sets are.")
+    define(flags.DEFINE_string, "data_dir", str(DATA_FOLDER), "Where data sets are.")
     define(flags.DEFINE_string, "result", None, "File for the chief's measurements, as JSON.")
     if defaults:
         raise ValueError(

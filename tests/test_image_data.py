@@ -10,6 +10,8 @@ import numpy as np
 import package_files
 import pytest
 
+from tf_scalecom.simulate.task import load_task
+
 UNAVAILABLE = package_files.PackageUnavailableError
 
 
@@ -34,6 +36,15 @@ def test_fashion_mnist_is_complete_and_balanced(fashion):
     assert fashion.test_images.shape == (10_000, 28, 28)
     assert np.bincount(fashion.train_labels).tolist() == [6_000] * 10
     assert np.bincount(fashion.test_labels).tolist() == [1_000] * 10
+
+
+def test_a_task_takes_the_projects_images_from_any_folder(
+    fashion, tmp_path, pytestconfig, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    task = load_task(pytestconfig.rootpath / "models" / "image" / "task.py")
+    assert task.train_size == len(fashion.train_images)
+    assert list(tmp_path.iterdir()) == [], "nothing was fetched anew"
 
 
 def test_digits_are_balanced_enough_to_test_on(pytestconfig):

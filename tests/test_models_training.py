@@ -1,4 +1,4 @@
-"""What all train.py share: schedules, the rule of the learning rate, and the paper's commands."""
+"""What the tasks share: schedules, workers, flags, figures of merit; and the paper's commands."""
 
 import importlib.util
 import json
@@ -6,6 +6,7 @@ import pathlib
 import re
 import shlex
 
+import classification
 import keras
 import numpy as np
 import pytest
@@ -55,6 +56,18 @@ def test_workers_of_one_machine_share_out_its_gpus():
     addresses = ["a:1", "b:1", "a:2", "a:3"]
     shares = [training.share_of_gpus("0123", addresses, index) for index in range(4)]
     assert shares == ["03", "0123", "1", "2"]
+
+
+@pytest.mark.parametrize("sizes", [[4], [3, 1]])
+def test_accuracy_and_loss_are_of_all_labels_however_they_are_batched(sizes):
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Rescaling(1.0)])
+    chances = [[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]]
+    logits = np.log(chances).astype(np.float32)
+    batches = np.split(logits, np.cumsum(sizes)[:-1])
+    labels = np.array([0, 2, 0, 2], np.int32)
+    accuracy, loss = classification.evaluate(model, batches, labels)
+    assert accuracy == 0.5
+    assert loss == pytest.approx(-np.log([0.5, 0.6, 0.1, 0.1]).mean(), rel=1e-5)
 
 
 def set_tf_config(monkeypatch, cluster, task_type, index):

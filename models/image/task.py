@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all tasks share
 
+import classification
 import convnet
 import image_data
+import package_files
 
 EVALUATION_BATCH = 1_000
 
@@ -39,21 +40,18 @@ class ImageTask:
 
     def loss(self, model, batch):
         images, labels = batch
-        return _mean_loss(labels, model(images, training=True))
+        return classification.mean_loss(labels, model(images, training=True))
 
     def evaluate(self, model) -> dict[str, float]:
         """Accuracy and mean loss over all test images."""
-        forward = tf.function(lambda images: model(images, training=False), autograph=False)
-        starts = range(0, len(self._data.test_images), EVALUATION_BATCH)
-        logits = np.concatenate([
-            forward(self._standardised(self._data.test_images[i : i + EVALUATION_BATCH])).numpy()
-            for i in starts
-        ])
-        labels = self._data.test_labels
-        return {
-            "accuracy": float(np.mean(logits.argmax(axis=1) == labels)),
-            "test_loss": float(_mean_loss(labels.astype(np.int32), logits)),
-        }
+        images = self._data.test_images
+        batches = (
+            self._standardised(images[start : start + EVALUATION_BATCH])
+            for start in range(0, len(images), EVALUATION_BATCH)
+        )
+        labels = self._data.test_labels.astype(np.int32)
+        accuracy, loss = classification.evaluate(model, batches, labels)
+        return {"accuracy": accuracy, "test_loss": loss}
 
     def _standardised(self, images):
         pixels = images[..., np.newaxis].astype(np.float32)
@@ -61,10 +59,5 @@ class ImageTask:
 
 
 def build_task(network: Callable[[], keras.Model] = convnet.build_convnet) -> ImageTask:
-    """The task on the data that `train.py` takes, unpacked under `data/`."""
-    return ImageTask(image_data.load(pathlib.Path("data")), network)
-
-
-def _mean_loss(labels, logits):
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    return tf.reduce_mean(losses)
+    """The task on the data that `train.py` takes by default, fetched into the project's `data/`."""
+    return ImageTask(image_data.load(package_files.DATA_FOLDER), network)

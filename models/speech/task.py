@@ -4,13 +4,13 @@ import pathlib
 import sys
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all tasks share
 
 import blstm
+import classification
 import log_mel
+import package_files
 import speech_data
 
 UNITS = BOTTLENECK = 64
@@ -38,26 +38,19 @@ class SpeechTask:
 
     def loss(self, model, batch):
         windows, labels = batch
-        return _mean_loss(labels, model(windows, training=True))
+        return classification.mean_loss(labels, model(windows, training=True))
 
     def evaluate(self, model) -> dict[str, float]:
         """Share of the held-out frames that are told right, and the mean loss."""
-        forward = tf.function(lambda windows: model(windows, training=False), autograph=False)
-        starts = range(0, len(self._data.test), EVALUATION_BATCH)
-        logits = np.concatenate(
-            [forward(self._data.test[i : i + EVALUATION_BATCH]).numpy() for i in starts]
+        windows = self._data.test
+        batches = (
+            windows[start : start + EVALUATION_BATCH]
+            for start in range(0, len(windows), EVALUATION_BATCH)
         )
-        labels = self._data.test_labels
-        return {
-            "frame_accuracy": float(np.mean(logits.argmax(axis=-1) == labels)),
-            "test_loss": float(_mean_loss(labels, logits)),
-        }
+        accuracy, loss = classification.evaluate(model, batches, self._data.test_labels)
+        return {"frame_accuracy": accuracy, "test_loss": loss}
 
 
 def build_task() -> SpeechTask:
-    """The task on the data that `train.py` takes, fetched into `data/`."""
-    return SpeechTask(speech_data.load(pathlib.Path("data"), per_frame=True))
-
-
-def _mean_loss(labels, logits):
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+    """The task on the data that `train.py` takes by default, fetched into the project's `data/`."""
+    return SpeechTask(speech_data.load(package_files.DATA_FOLDER, per_frame=True))

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))  # what all tasks share
 
+import package_files
 import transformer
 import translation_data
 
@@ -68,5 +69,6 @@ def _count(model, pairs):
 
 
 def build_task() -> TranslationTask:
-    """The task on the data that `train.py` takes, fetched into `data/`."""
-    return TranslationTask(translation_data.load(pathlib.Path("data"), VOCABULARY, LENGTH))
+    """The task on the data that `train.py` takes by default, fetched into the project's `data/`."""
+    data = translation_data.load(package_files.DATA_FOLDER, VOCABULARY, LENGTH)
+    return TranslationTask(data)
