@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import pathlib
 import shlex
+import typing
 
 import tensorflow as tf
 
@@ -54,17 +55,22 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         configs = _configs(args)
         task = load_task(args.task)
     except ValueError as error:
-        parser.error(str(error))
+        _end(parser, error)
     try:
         folders = runs.run_all(task, configs, args.out, 60 * args.save_minutes)
     except run_files.UnusableFolder as error:
-        parser.error(str(error))
+        _end(parser, error)
     picture = args.out / plots.PICTURE
     if plots.draw(folders, picture):
         print(f"{picture}: the curves of these runs")
     else:
         print("No plots, as matplotlib is not installed: pip install matplotlib, and run again.")
     return 0
+
+
+def _end(parser: argparse.ArgumentParser, error: ValueError) -> typing.NoReturn:
+    """Ends as `parser.error` does, without the usage, which has a page here."""
+    parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
 def _configs(args) -> list[SimulationConfig]:
