@@ -45,16 +45,18 @@ def write_prompts(folder):
 
 
 TRANSLATION = ["--vocabulary=60", "--max_length=16", "--num_layers=1", "--width=32", "--heads=2",
-               "--feed_forward=64", "--dropout=0", "--learning_rate=0.02", "--beam=2",
-               "--bleu_sentences=0", "--ramp_steps=20"]  # fmt: skip
-SPEECH = ["--num_layers=1", "--units=16", "--bottleneck=16", "--labels=utterance"]
+               "--feed_forward=64", "--dropout=0", "--beam=2", "--bleu_sentences=0",
+               "--adam_beta_1=0", "--adam_beta_2=0.999", "--learning_rate=0.01",
+               "--ramp_steps=20", "--steps_per_epoch=200"]  # fmt: skip
+SPEECH = ["--num_layers=1", "--units=16", "--bottleneck=16", "--labels=utterance",
+          "--steps_per_epoch=100"]  # fmt: skip
 
 
 @pytest.mark.multi_worker
 @pytest.mark.parametrize(
     ("task", "write_data", "flags", "figure", "least"),
     [
-        ("translation", write_descriptions, TRANSLATION, "bleu", 20),
+        ("translation", write_descriptions, TRANSLATION, "bleu", 60),
         ("speech", write_prompts, SPEECH, "test_utterance_accuracy", 0.8),
     ],
 )
@@ -64,7 +66,7 @@ def test_two_workers_learn(task, write_data, flags, figure, least, tmp_path, pyt
         *[sys.executable, "-m", "tf_scalecom", "run", "-n", "2", f"--log-dir={tmp_path}"],
         str(pytestconfig.rootpath / "models" / task / "train.py"),
         *[f"--data_dir={tmp_path}", f"--result={tmp_path / 'result.json'}", *flags],
-        *["--compression_ratio=4", "--warmup_steps=5", "--epochs=1", "--steps_per_epoch=100"],
+        *["--compression_ratio=4", "--warmup_steps=5", "--epochs=1"],
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
