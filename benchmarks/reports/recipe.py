@@ -94,6 +94,7 @@ def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
         rows, columns, figsize=(13, 4.2 * rows), squeeze=False
     )
     for axis, (experiment, found) in zip(axes.flat, tables.items(), strict=False):
+        axis.set_prop_cycle(color=plots.pyplot().get_cmap("tab20").colors)  # of many arms
         for arm, runs in found.items():
             points = [(run.bytes_per_step / 1e3, run.figure) for run in runs.values()]
             axis.plot(*zip(*points, strict=True), "o", alpha=0.8, label=arm)
