@@ -190,8 +190,8 @@ SPEECH = Experiment(
     "frame_accuracy",
     SEQUENCE | {"steps": 1_200, "warmup_steps": 60},
     (
-        Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}),
-        Arm("recipe, 100x", RECIPE),
+        Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, (0, 1)),
+        Arm("recipe, 100x", RECIPE, (0, 1)),
         Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.2}),
     ),
 )
