@@ -11,8 +11,8 @@ from tf_scalecom import algorithm
 from tf_scalecom.collectives import CollectiveLauncher
 from tf_scalecom.layout import Layout
 
-# Each bucket costs two collectives of about a millisecond. Buckets that are smaller hide no more of
-# the exchange than that (docs/network.md, "Size of the buckets" and "Hiding").
+# Each bucket costs two collectives, of a millisecond or two: more than smaller ones hide of the
+# exchange behind the backward pass (docs/network.md, "Hiding").
 BUCKET_BYTES = 512 * 1024
 
 # Group keys of `for_devices`: clear of those that strategies count up from 1, one per instance.
