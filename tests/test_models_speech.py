@@ -13,6 +13,7 @@ import speech_data
 import tensorflow as tf
 import tensorflow_datasets as tfds
 import tfds_speech
+from hyperparameters import ratio_of, stated_ratios
 
 import tf_scalecom as sc
 
@@ -24,11 +25,13 @@ def tone(hertz, seconds, rate=RATE):
     return np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate).astype(np.float32)
 
 
-def test_the_papers_network_has_the_counted_weights_and_auto_rates():
+def test_the_papers_network_has_the_counted_weights_and_stated_rates():
     model = blstm.build_blstm(frames=21, features=260, num_classes=32_000)
     first, later = (8 * (512 * (inputs + 512) + 512) for inputs in (260, 1024))
     assert model.count_params() == first + 3 * later + (1024 + 1) * 256 + (256 + 1) * 32_000
     assert model.count_params() == 30_539_264
+    ratios = [round(ratio_of(model.trainable_variables, ratio)) for ratio in (400, 100)]
+    assert stated_ratios("4-layer bidirectional LSTM, SWB300") == ratios
     optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(), compression_ratio="auto")
     optimizer.build(model.trainable_variables)
     matrices = [r for r in optimizer.compression_report(num_replicas=4).rows if len(r.shape) > 1]

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import pathlib
-import re
 import shlex
 
 import classification
@@ -13,12 +12,7 @@ import pytest
 import schedules
 import training
 from absl import flags
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-COMMANDS = re.findall(
-    r"python -m tf_scalecom run (?:[^\n]*\\\n)*[^\n]*",
-    (ROOT / "models" / "hyperparameters.md").read_text().split("## Measured here")[0],
-)
+from hyperparameters import COMMANDS, ROOT
 
 
 def values(schedule, steps):

@@ -15,6 +15,7 @@ import tensorflow_datasets as tfds
 import transformer
 import translation_data
 import wmt14
+from hyperparameters import ratio_of, stated_ratios
 
 from tf_scalecom.auto_ratio import auto_ratios
 
@@ -38,6 +39,12 @@ def test_transformer_base_has_the_known_number_of_weights_and_auto_rates():
     assert model.count_params() == 44_138_496 + 512 * 32_768 == 60_915_712
     # Sentences of 32 tokens: every matrix is used at few positions.
     assert set(auto_rates(model).values()) == {1, 400}
+
+
+def test_the_papers_transformer_comes_to_the_stated_ratio():
+    model = transformer.build_transformer(37_000)
+    ratio = round(ratio_of(model.trainable_variables, 47))
+    assert stated_ratios("Transformer-base, WMT14 En-De") == [ratio] * 2
 
 
 def auto_rates(model):
