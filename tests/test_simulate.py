@@ -203,8 +203,11 @@ def test_momentum_of_the_learners_is_that_of_the_optimizer_when_all_is_sent():
     assert np.abs(weights_after(before) - weights_after(without)).max() > 1e-2
 
 
-def test_momentum_before_selection_is_cleared_where_it_was_sent():
-    config = dataclasses.replace(SMALL, momentum=0.9, momentum_placement="before")
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_momentum_before_selection_is_cleared_where_it_was_sent(optimizer):
+    config = dataclasses.replace(
+        SMALL, momentum=0.9, momentum_placement="before", optimizer=optimizer
+    )
     simulation = Simulation(LinearClasses(), config)
     simulation.advance()
     velocities = [own[0].numpy().ravel() for own in simulation._velocities]

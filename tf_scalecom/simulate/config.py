@@ -92,9 +92,10 @@ class SimulationConfig:
             self._check("final_beta", 0 < self.final_beta <= 1, "a number in (0, 1]")
         if self.ratio_ramp and self.compression_ratio == "auto":
             _refuse("ratio_ramp", self.ratio_ramp, "0 with compression_ratio auto")
-        if self.momentum and self.optimizer != "sgd":
+        is_before = self.momentum_placement == "before"
+        if self.momentum and not is_before and self.optimizer != "sgd":
             _refuse("momentum", self.momentum, f"0 with {self.optimizer}, which has its own")
-        if self.momentum and self.momentum_placement == "before" and self.method == "power_sgd":
+        if self.momentum and is_before and self.method == "power_sgd":
             _refuse("momentum_placement", "before", "after with power_sgd, which selects nothing")
 
     def _check(self, name, is_valid, expected):
