@@ -23,7 +23,8 @@ def finished(folder, config, rows, diverged=False):
     """A folder as a run leaves it."""
     run_files.open_config(folder, LinearClasses(), config)
     records, evaluations = run_files.open_tables(folder, last_step=0)
-    records.append({"step": rows[-1]["step"], "bytes_sent": 1_000.0})
+    steps = rows[-1]["step"]
+    records.append({"step": steps, "bytes_sent": 1_000.0, "bytes_total": 4_000.0 * steps})
     for row in rows:
         evaluations.append(row)
     run_files.write_result(folder, {"step": rows[-1]["step"], "diverged": diverged})
@@ -70,10 +71,10 @@ def test_the_table_of_the_recipe_has_what_is_done(tmp_path, monkeypatch, capsys)
         finished(folder, config, [row], diverged=key[0] == "too fast")
     recipe.print_table(experiment, recipe.outcomes(experiment, only_done=True))
     rows = capsys.readouterr().out.splitlines()[-3:]
-    assert rows[0] == "| dense | 1.0 | 1.0 | 2 | 91.50 ± 0.50 |  |  |"
+    assert rows[0] == "| dense | 1.0 | 1.0 | 0.2 | 2 | 91.50 ± 0.50 |  |  |"
     # Lost: 0.5 and 1.5 points; t of one degree of freedom is 6.314.
-    assert rows[1] == "| compressed | 1.0 | 1.0 | 2 | 90.50 ± 1.00 | 1.00 ± 0.50 | 4.16 |"
-    assert rows[2].startswith("| too fast | 1.0 | 1.0 | 1 | diverged |")
+    assert rows[1] == "| compressed | 1.0 | 1.0 | 0.2 | 2 | 90.50 ± 1.00 | 1.00 ± 0.50 | 4.16 |"
+    assert rows[2].startswith("| too fast | 1.0 | 1.0 | 0.2 | 1 | diverged |")
 
 
 def test_every_experiment_has_runs_of_its_own_and_a_dense_arm_first():

@@ -25,18 +25,27 @@ TABLE = ROOT / "docs" / "data" / "recipe.csv"
 
 
 class Outcome(NamedTuple):
-    """Of one run: its figure in percent, NaN where it diverged, and bytes of a late step."""
+    """Of one run.
+
+    Attributes:
+      figure: in percent; NaN where the run diverged.
+      bytes_per_step: of its last step, and so of every step after the warm-up.
+      mean_bytes_per_step: over all steps, the warm-up's dense ones among them.
+    """
 
     figure: float
     bytes_per_step: float
+    mean_bytes_per_step: float
 
 
 def outcome(folder: pathlib.Path, figure: str) -> Outcome:
     """Reads a finished run."""
-    sent = float(read_table(folder / RECORDS)[-1]["bytes_sent"])
-    if read_result(folder)["diverged"]:
-        return Outcome(math.nan, sent)
-    return Outcome(100 * float(read_table(folder / EVALUATIONS)[-1][figure]), sent)
+    last = read_table(folder / RECORDS)[-1]
+    reached = math.nan
+    if not read_result(folder)["diverged"]:
+        reached = 100 * float(read_table(folder / EVALUATIONS)[-1][figure])
+    mean = float(last["bytes_total"]) / float(last["step"])
+    return Outcome(reached, float(last["bytes_sent"]), mean)
 
 
 def outcomes(experiment: Experiment, only_done: bool) -> dict[str, dict[int, Outcome]]:
@@ -50,25 +59,27 @@ def outcomes(experiment: Experiment, only_done: bool) -> dict[str, dict[int, Out
 def print_table(experiment: Experiment, found: dict[str, dict[int, Outcome]]) -> None:
     """Every arm with its bytes, its figure and what it loses to the dense arm of equal seeds."""
     print(f"\n{experiment.title}\n")
-    print(f"| arm | KB/step | dense / sent | seeds | {experiment.figure.replace('_', ' ')}, % "
-          "| deficit, points | upper 95 % |")
-    print("|---|---|---|---|---|---|---|")
+    print("| arm | KB/step | dense / sent | with warm-up | seeds "
+          f"| {experiment.figure.replace('_', ' ')}, % | deficit, points | upper 95 % |")
+    print("|---|---|---|---|---|---|---|---|")
     dense = found.get(experiment.arms[0].name)
     for arm, runs in found.items():
-        sent = next(iter(runs.values())).bytes_per_step
+        sent = next(iter(runs.values()))
         figures = {seed: run.figure for seed, run in runs.items()}
-        cells = [arm, f"{sent / 1e3:,.1f}", "", f"{len(runs)}", "", "", ""]
+        cells = [arm, f"{sent.bytes_per_step / 1e3:,.1f}", "", "", f"{len(runs)}", "", "", ""]
         if dense:
-            cells[2] = f"{next(iter(dense.values())).bytes_per_step / sent:.1f}"
+            plain = next(iter(dense.values())).bytes_per_step
+            cells[2] = f"{plain / sent.bytes_per_step:.1f}"
+            cells[3] = f"{plain / sent.mean_bytes_per_step:.1f}"
         if any(math.isnan(f) for f in figures.values()):
-            cells[4] = "diverged"
+            cells[5] = "diverged"
         else:
             mean = estimate(list(figures.values()))
-            cells[4] = text(mean.mean, mean.standard_error)
+            cells[5] = text(mean.mean, mean.standard_error)
             if dense and runs is not dense and dense.keys() & figures.keys():
                 lost = deficit({seed: run.figure for seed, run in dense.items()}, figures)
-                cells[5] = text(lost.mean, lost.standard_error)
-                cells[6] = "" if math.isnan(lost.upper) else f"{lost.upper:.2f}"
+                cells[6] = text(lost.mean, lost.standard_error)
+                cells[7] = "" if math.isnan(lost.upper) else f"{lost.upper:.2f}"
         print(f"| {' | '.join(cells)} |")
 
 
@@ -77,12 +88,14 @@ def write(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
     TABLE.parent.mkdir(exist_ok=True)
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["experiment", "arm", "seed", "figure", "percent", "bytes_per_step"])
+        writer.writerow(["experiment", "arm", "seed", "figure", "percent", "bytes_per_step",
+                         "mean_bytes_per_step"])
         for experiment, found in tables.items():
             for arm, runs in found.items():
                 for seed, run in runs.items():
                     writer.writerow([experiment.name, arm, seed, experiment.figure,
-                                     f"{run.figure:.3f}", f"{run.bytes_per_step:.0f}"])
+                                     f"{run.figure:.3f}", f"{run.bytes_per_step:.0f}",
+                                     f"{run.mean_bytes_per_step:.0f}"])
     print(f"\n{TABLE.relative_to(ROOT)}")
 
 
