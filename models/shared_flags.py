@@ -5,7 +5,7 @@ import math
 from absl import flags
 from package_files import DATA_FOLDER
 
-from tf_scalecom.compression import CompressionConfig, check_warmup_steps
+from tf_scalecom.compression import WARMUPS, CompressionConfig, check_warmup_steps
 
 flags.disclaim_key_flags()  # a flag is the train.py's that has it defined: --help lists it
 
@@ -33,7 +33,10 @@ def define_flags(**defaults) -> None:
     define(
         flags.DEFINE_integer, "chunk_keep", 1, "Elements kept per chunk; 1 is the paper's choice."
     )
-    define(flags.DEFINE_integer, "warmup_steps", 100, "Steps without compression at the start.")
+    define(flags.DEFINE_integer, "warmup_steps", 100, "Steps at the start in which more is sent.")
+    flags.DEFINE_enum(
+        "warmup", "dense", list(WARMUPS), "What they send: everything, or a share that falls."
+    )
     flags.register_multi_flags_validator(
         ["compression_ratio", "beta", "chunk_keep", "warmup_steps"], _check_compression
     )

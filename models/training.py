@@ -134,6 +134,7 @@ def compressed(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
         beta=FLAGS.beta,
         chunk_keep=FLAGS.chunk_keep,
         warmup_steps=FLAGS.warmup_steps,
+        warmup=FLAGS.warmup,
     )
 
 
@@ -155,7 +156,7 @@ def compression_recipe() -> str:
     ratio = FLAGS.compression_ratio
     return (
         f"{ratio if ratio == 'auto' else f'{ratio:g}x'}, beta {FLAGS.beta}, chunk_keep "
-        f"{FLAGS.chunk_keep}, {FLAGS.warmup_steps} steps of dense warm-up"
+        f"{FLAGS.chunk_keep}, {FLAGS.warmup_steps} steps of warm-up ({FLAGS.warmup})"
     )
 
 

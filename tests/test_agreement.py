@@ -67,6 +67,7 @@ def build_differently(strategy, arguments, momentum):
     [
         ([{"beta": 0.5}, {}], (0.0, 0.0), "beta: 0.5 (worker 0), 1.0 (worker 1)"),
         ([{}, {"warmup_steps": 3}], (0.0, 0.0), "warmup_steps: 0 (worker 0), 3 (worker 1)"),
+        ([{}, {"warmup": "ramp"}], (0.0, 0.0), "warmup: 'dense' (worker 0), 'ramp' (worker 1)"),
         (
             [{}, {}],
             (0.9, 0.5),

@@ -245,11 +245,40 @@ def test_warmup_travels_dense_then_compressed(strategy):
     assert all(np.any(parts) for parts in past.optimizer.residuals.values())
 
 
+def test_a_ramp_sends_less_and_less(strategy):
+    with strategy.scope():
+        variable = keras.Variable(np.zeros((50, 80), np.float32))
+        small = keras.Variable(np.zeros(9, np.float32))
+        optimizer = sc.ScaleComOptimizer(
+            keras.optimizers.SGD(1.0), 128, warmup_steps=10, warmup="ramp"
+        )
+        optimizer.build([variable, small])
+    gradient = tf.random.stateless_normal((50, 80), (1, 2))
+    step = tf.function(
+        lambda: strategy.run(
+            lambda: optimizer.apply([gradient, tf.ones(9)], [variable, small])
+        )
+    )
+    kept = [k for k in (1_000, 500, 250, 125, 63) for _ in range(2)] + [32, 32]  # of 4,000
+    before = variable.numpy()
+    for i, expected in enumerate(kept):
+        step()
+        assert np.count_nonzero(variable.numpy() - before) == expected
+        assert optimizer.compression_report(step=i).rows[0].kept == expected
+        before = variable.numpy()
+    np.testing.assert_array_equal(small.numpy(), [-24.0] * 9)
+    held = sum(next(iter(optimizer.residuals.values())))
+    np.testing.assert_allclose(held - before, 24 * gradient, rtol=1e-4)
+    assert optimizer.compression_report().rows[0].kept == 32
+
+
 def test_eager_steps_equal_traced_ones():
     strategy = make_strategy("scalecom_ops")
 
     def optimizer():
-        return sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), 10, beta=0.5, warmup_steps=1)
+        return sc.ScaleComOptimizer(
+            keras.optimizers.SGD(0.1), 10, beta=0.5, warmup_steps=2, warmup="ramp"
+        )
 
     eager = train(strategy, optimizer, batches(3), run_eagerly=True)
     traced = train(strategy, optimizer, batches(3))
@@ -379,7 +408,7 @@ def test_learning_rate_and_averages_are_the_inner_optimizers():
 def test_configuration_survives_a_round_trip(tmp_path):
     arguments = dict(
         compression_ratio={"kernel": 20}, beta=0.5, warmup_steps=3, exclude=["dense_9"],
-        selection="exact", chunk_keep=2, value_dtype="bfloat16", name="mine",
+        selection="exact", chunk_keep=2, value_dtype="bfloat16", name="mine", warmup="ramp",
     )
     optimizer = sc.ScaleComOptimizer(keras.optimizers.Adam(0.125), **arguments)
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
@@ -416,6 +445,7 @@ BAD_ARGUMENTS = {
     "beta_2": (dict(beta=2), r"beta.*\(0, 1\].*2"),
     "warmup": (dict(warmup_steps=-1), "warmup_steps.*integer >= 0.*-1"),
     "warmup_float": (dict(warmup_steps=1.5), "warmup_steps.*integer"),
+    "warmup_kind": (dict(warmup="none"), "warmup.*'dense', 'ramp'.*'none'"),
     "selection": (dict(selection="random"), "selection.*'chunk', 'exact'.*'random'"),
     "chunk_keep": (dict(chunk_keep=0), "chunk_keep.*integer >= 1.*0"),
     "value_dtype": (dict(value_dtype="int8"), "value_dtype.*'float32'.*'int8'"),

@@ -13,7 +13,6 @@ from simulated_task import LinearClasses
 
 import tf_scalecom as sc
 from tf_scalecom.simulate import METHODS, Simulation, SimulationConfig, diagnostics
-from tf_scalecom.simulate.config import RAMP_STAGES
 from tf_scalecom.simulate.gradients import LearnerGradients
 from tf_scalecom.simulate.run_files import restore_state, save_state
 from tf_scalecom.simulate.schedules import LayoutSchedule, learning_rate
@@ -346,20 +345,28 @@ def test_an_epoch_shows_every_example_once():
 
 def test_schedules():
     config = dataclasses.replace(
-        SMALL, steps=100, learning_rate=1.0, lr_warmup=0.1, warmup_steps=10, ratio_ramp=50,
-        compression_ratio=128, initial_ratio=4, beta=0.2, final_beta=1.0,
+        SMALL, steps=100, learning_rate=1.0, lr_warmup=0.1, warmup_steps=50,
+        compression_ratio=128, beta=0.2, final_beta=1.0,
     )
     rates = [learning_rate(config, step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1) and max(rates) == 1.0 and rates[-1] < 0.001
     linear = dataclasses.replace(config, decay="linear")
     assert learning_rate(linear, 55) == pytest.approx(0.5)
-    schedule = LayoutSchedule(config, [keras.Variable(tf.zeros((50, 80)))])
-    ratios = [schedule.layout(step).tensors[0].compression_ratio for step in range(100)]
-    assert set(ratios[:10]) == {1.0}
-    assert len(set(ratios[10:60])) == RAMP_STAGES and ratios[10] == 4.0
-    assert ratios[10:] == sorted(ratios[10:]) and set(ratios[60:]) == {128.0}
-    betas = [schedule.layout(step).beta for step in range(10, 100)]
-    assert betas[0] == 0.2 and betas[-1] == 1.0 and betas == sorted(betas)
+
+    def planned(config):
+        schedule = LayoutSchedule(config, [keras.Variable(tf.zeros((50, 80)))])
+        layouts = [schedule.layout(step) for step in range(100)]
+        exact = [schedule.exact_layout(step).tensors[0].kept for step in range(100)]
+        kept = [layout.tensors[0].kept for layout in layouts]
+        np.testing.assert_allclose(exact, kept, atol=1)
+        return kept, [layout.beta for layout in layouts]
+
+    kept, betas = planned(config)
+    assert kept == [4_000] * 50 + [32] * 50
+    assert betas[:51] == [0.2] * 51 and betas[-1] == 1.0 and betas == sorted(betas)
+    # The ratio doubles from stage to stage.
+    kept, _ = planned(dataclasses.replace(config, warmup="ramp"))
+    assert kept == [k for k in (1_000, 500, 250, 125, 63) for _ in range(10)] + [32] * 50
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -181,7 +181,7 @@ def test_a_number_is_one_option_however_it_is_written():
 def test_runs_of_many_options_have_file_names_of_their_own():
     options = {"learning_rate": 1 / 3, "lr_warmup": 1 / 7, "beta": 1 / 9, "final_beta": 2 / 3,
                "momentum": 1 / 7, "adam_beta_1": 1 / 11, "adam_beta_2": 1 / 13, "learners": 256,
-               "initial_ratio": 22 / 7, "compression_ratio": 1000 / 7, "steps": 123_456}
+               "warmup_steps": 1_234, "compression_ratio": 1000 / 7, "steps": 123_456}
     configs = [SimulationConfig(**options, rank=rank, seed=7) for rank in (2, 3)]
     names = [config.name for config in configs]
     assert len(set(names)) == 2 and all(len(name) <= 200 for name in names)

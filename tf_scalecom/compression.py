@@ -8,6 +8,9 @@ from tf_scalecom.auto_ratio import auto_ratios
 from tf_scalecom.layout import WIRE_BYTES, Layout, tensor_layout, unique_paths
 
 SELECTIONS = ("chunk", "exact")
+WARMUPS = ("dense", "ramp")
+# Where a ramp's ratios begin. Deep Gradient Compression (Lin et al., 2018) begins there, too.
+WARMUP_RATIO = 4
 
 
 class CompressionConfig:
@@ -25,8 +28,13 @@ class CompressionConfig:
         """The arguments, as the constructor takes them."""
         return {**vars(self), "exclude": list(self.exclude)}
 
-    def layout(self, variables: Sequence) -> Layout:
+    def layout(self, variables: Sequence, growth: float = 1.0) -> Layout:
         """Plans the exchange of `variables`.
+
+        Args:
+          variables: in the order of `build(variables)`.
+          growth: how far ratios above `WARMUP_RATIO` have grown from there, in [0, 1]. Any growth
+            compresses the same variables.
 
         Raises:
           ValueError: a pattern matches no variable, or "auto" does not know a layer.
@@ -39,7 +47,7 @@ class CompressionConfig:
                 path,
                 tuple(v.shape),
                 _dtype_name(v),
-                1 if i in excluded else ratio,
+                1 if i in excluded else _grown(ratio, growth),
                 self.selection,
                 self.chunk_keep,
             )
@@ -73,9 +81,19 @@ def check_warmup_steps(warmup_steps) -> int:
     return _check_int("warmup_steps", warmup_steps, minimum=0)
 
 
+def check_warmup(warmup) -> str:
+    """Returns a valid `warmup`, or raises ValueError."""
+    return _check_choice("warmup", warmup, WARMUPS)
+
+
 def check_hierarchical(hierarchical) -> bool:
     """Returns a valid `hierarchical`, or raises ValueError."""
     return _check_choice("hierarchical", hierarchical, (False, True))
+
+
+def _grown(ratio, growth):
+    """The ratio of a variable at a growth, geometrically from `WARMUP_RATIO` to its own."""
+    return WARMUP_RATIO * (ratio / WARMUP_RATIO) ** growth if ratio > WARMUP_RATIO else ratio
 
 
 def _check_ratio(ratio):

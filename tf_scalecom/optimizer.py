@@ -11,12 +11,18 @@ import tensorflow as tf
 
 from tf_scalecom import hierarchy
 from tf_scalecom.agreement import VARIABLE, describe_optimizer
-from tf_scalecom.compression import CompressionConfig, check_hierarchical, check_warmup_steps
+from tf_scalecom.compression import (
+    CompressionConfig,
+    check_hierarchical,
+    check_warmup,
+    check_warmup_steps,
+)
 from tf_scalecom.gradient_norm import GradientNorm
 from tf_scalecom.report import CompressionReport, compression_report
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.supported import check_inner, check_strategy, check_takes_zeros
 from tf_scalecom.update_step import CompressionState, UpdateStep, scalecom_ops
+from tf_scalecom.warmup import layout_at, warmup_stages
 
 _VARIABLES_BEFORE_BUILD = 1  # the count of skipped steps
 _SKIP_ADVICE = (
@@ -67,7 +73,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         counts, and a variable without one travels dense.
       beta: low-pass filter of the residual, in (0, 1]. 1 is plain error feedback; the paper
         takes 0.1 with scaled-up batch and learning rate.
-      warmup_steps: updates at the start whose gradients travel dense.
+      warmup_steps: updates at the start in which more is sent; see `warmup`.
       exclude: regexes of paths of variables that travel dense. An excluded embedding's
         IndexedSlices stay sparse; all others are summed and densified.
       selection: "chunk" takes the `chunk_keep` largest of each chunk of
@@ -80,6 +86,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
       hierarchical: for workers of several replicas under `MultiWorkerMirroredStrategy`: sum the
         gradients of a worker's replicas, which costs no network, and exchange between workers. The
         leader is then a worker, and each worker has one residual.
+      warmup: what is sent in the first `warmup_steps` updates. "dense": everything, as in the
+        paper. "ramp", beyond the paper: compression ratios above 4 grow geometrically from 4, in
+        five stages, for a fraction of the bytes.
 
     Raises:
       ValueError: an argument is out of its range.
@@ -127,6 +136,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         name: str | None = None,
         *,
         hierarchical: bool = False,
+        warmup: str = "dense",
     ):
         check_inner(inner_optimizer)
         self._lock = False
@@ -134,11 +144,13 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             compression_ratio, beta, exclude, selection, chunk_keep, value_dtype
         )
         warmup_steps = check_warmup_steps(warmup_steps)
+        warmup = check_warmup(warmup)
         super().__init__(learning_rate=0.0, name=name)
         # Keras created an iteration counter and a learning rate; the inner optimizer's count.
         self._variables.clear()
         self.inner_optimizer = inner_optimizer
         self.warmup_steps = warmup_steps
+        self.warmup = warmup
         self.hierarchical = check_hierarchical(hierarchical)
         self._config = config
         self._state: CompressionState | None = None
@@ -172,7 +184,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             layout,
             residuals,
             self._skipped_steps,
-            self.warmup_steps,
+            warmup_stages(self._config, variables, self.warmup, self.warmup_steps),
             SkipWarning(_SKIP_ADVICE),
             GradientNorm(),
             self.hierarchical,
@@ -241,21 +253,26 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         return self._skipped_steps
 
     @property
+    def warmup_ends(self) -> list[int]:
+        """The steps at which what is sent changes; the last one is the first after the warm-up."""
+        return [stage.end for stage in self._built_state("warmup_ends").warmup]
+
+    @property
     def gradient_norm(self) -> GradientNorm:
         """Measures the gradients of the variables that have a residual, once it is told to."""
         return self._built_state("gradient_norm").gradient_norm
 
     def compression_report(
-        self, num_replicas: int | None = None, *, warmup: bool = False
+        self, num_replicas: int | None = None, *, step: int | None = None
     ) -> CompressionReport:
         """What a step sends, by variable and in total.
 
         Args:
           num_replicas: replicas to count for; by default those of the strategy in use, or its
             workers if the exchange is hierarchical.
-          warmup: count a step of the warm-up, in which all gradients travel dense.
+          step: count this step, from 0, which may be one of the warm-up; by default one after it.
         """
-        layout = self._built_state("compression_report()").layout
+        state = self._built_state("compression_report()")
         strategy = self._distribution_strategy
         replicas = num_replicas
         if replicas is None:
@@ -268,7 +285,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             )
         ops = scalecom_ops(strategy)
         return compression_report(
-            layout.without_compression() if warmup else layout,
+            state.layout if step is None else layout_at(step, state.warmup, state.layout),
             replicas,
             broadcasts=ops is not None,
             bucket_bytes=None if ops is None else ops.bucket_bytes,
@@ -324,7 +341,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             gradient = tf.convert_to_tensor(gradient)
         if self.loss_scale_factor is not None:
             gradient = gradient / self.loss_scale_factor
-        return tf.cast(gradient, variable.dtype)
+        # A tensor of this replica's own: `merge_call` takes one that all share for a single value.
+        return tf.identity(tf.cast(gradient, variable.dtype))
 
     def scale_loss(self, loss):
         return self.inner_optimizer.scale_loss(loss)
@@ -383,6 +401,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         return {
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "warmup_steps": self.warmup_steps,
+            "warmup": self.warmup,
             "hierarchical": self.hierarchical,
             "name": self.name,
             **self._config.get_config(),

@@ -1,6 +1,7 @@
 """What a training run has sent: the layout's bytes per step, summed over steps."""
 
 import dataclasses
+import itertools
 
 from tf_scalecom.optimizer import ScaleComOptimizer
 from tf_scalecom.report import bytes_ratio
@@ -31,15 +32,15 @@ class Traffic:
     """
 
     def __init__(self, optimizer: ScaleComOptimizer):
-        self._compressed = optimizer.compression_report()
-        self._warmup = optimizer.compression_report(warmup=True)
-        self._warmup_steps = optimizer.warmup_steps
+        begins = [0, *optimizer.warmup_ends]
+        self._reports = {begin: optimizer.compression_report(step=begin) for begin in begins}
 
     def between(self, first: int, end: int) -> Bytes:
         """Sum over the steps from `first` to the one before `end`, counted from 0."""
-        switch = min(max(self._warmup_steps, first), end)
-        return Bytes(
-            sent=(switch - first) * self._warmup.bytes_sent
-            + (end - switch) * self._compressed.bytes_sent,
-            dense=(end - first) * self._compressed.bytes_dense,
-        )
+        sent = dense = 0.0
+        for begin, next_begin in itertools.zip_longest(self._reports, [*self._reports][1:]):
+            stop = end if next_begin is None else min(end, next_begin)
+            steps = max(0, stop - max(first, begin))
+            sent += steps * self._reports[begin].bytes_sent
+            dense += steps * self._reports[begin].bytes_dense
+        return Bytes(sent, dense)

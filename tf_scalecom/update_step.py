@@ -19,6 +19,7 @@ from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.gradient_norm import GradientNorm
 from tf_scalecom.layout import Layout
 from tf_scalecom.skip_warning import SkipWarning
+from tf_scalecom.warmup import Stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class CompressionState:
       residuals: position in `layout` -> float32 variable in the shape of that position's
         variable, with a value of its own on every replica.
       skipped_steps: integer variable, counts updates skipped for a gradient that was not finite.
-      warmup_steps: updates at the start whose gradients travel dense.
+      warmup: stages of the warm-up, in which other plans hold for the same variables.
       skip_warning: is told of each update that is skipped.
       gradient_norm: is shown the gradients of each update.
       hierarchical: whether the replicas of a worker sum their gradients before the exchange; each
@@ -40,7 +41,7 @@ class CompressionState:
     layout: Layout
     residuals: Mapping[int, keras.Variable]
     skipped_steps: keras.Variable
-    warmup_steps: int
+    warmup: tuple[Stage, ...]
     skip_warning: SkipWarning
     gradient_norm: GradientNorm
     hierarchical: bool
@@ -151,13 +152,18 @@ class UpdateStep:
                 communicator = StrategyCommunicator(strategy, replica_ids)
             return algorithm.exchange(gradients, residuals, layout, step, communicator)
 
-        if num_replicas == 1 or not self._state.warmup_steps or not self._layout.compressed:
-            return exchange(self._layout)
-        return tf.cond(
-            step < self._state.warmup_steps,
-            lambda: exchange(self._layout.without_compression()),
-            lambda: exchange(self._layout),
-        )
+        def exchange_from(stages):
+            if not stages:
+                return exchange(self._layout)
+            stage, *later = stages
+            return tf.cond(
+                step < stage.end,
+                lambda: exchange(stage.layout.subset(self._positions)),
+                lambda: exchange_from(later),
+            )
+
+        has_warmup = num_replicas > 1 and self._layout.compressed
+        return exchange_from(self._state.warmup if has_warmup else ())
 
     def _inner_update(self, grads):
         self._inner._apply_weight_decay(self._variables)

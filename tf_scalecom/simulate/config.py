@@ -5,7 +5,14 @@ import hashlib
 import math
 import typing
 
-from tf_scalecom.compression import SELECTIONS, CompressionConfig, check_warmup_steps
+from tf_scalecom.compression import (
+    SELECTIONS,
+    WARMUP_RATIO,
+    WARMUPS,
+    CompressionConfig,
+    check_warmup_steps,
+)
+from tf_scalecom.warmup import STAGES
 
 METHODS = {
     "dense": "plain all-reduce",
@@ -19,8 +26,6 @@ OPTIMIZERS = ("sgd", "adam")
 DECAYS = ("cosine", "linear", "constant")
 PLACEMENTS = ("after", "before")
 MAX_LEARNERS = 256
-# The ratio ramp has this many stages; every stage is a plan of its own.
-RAMP_STAGES = 5
 # Characters of a run's name; a file name may have 255 bytes.
 MAX_NAME = 200
 
@@ -55,15 +60,17 @@ class SimulationConfig:
         PLACEMENTS,
     )
     compression_ratio: float | str = _option(100, 'elements / kept elements, or "auto"')
-    initial_ratio: float = _option(4, "compression ratio at the start of the ramp, 2 or more")
-    ratio_ramp: int = _option(
-        0, f"steps after warm-up over which the ratio grows, geometrically in {RAMP_STAGES} stages"
-    )
     selection: str = _option("chunk", "selection of clt_k, local_top_k, random_k", SELECTIONS)
     chunk_keep: int = _option(1, "elements kept per chunk")
     beta: float = _option(1.0, "low-pass filter of the residual; 1 is plain error feedback")
     final_beta: float | None = _option(None, "beta at the end, approached linearly after warm-up")
-    warmup_steps: int = _option(0, "steps at the start whose gradients travel dense")
+    warmup_steps: int = _option(0, "steps at the start in which more is sent, as --warmup says")
+    warmup: str = _option(
+        "dense",
+        f"dense: all of it; ramp: the ratio grows from {WARMUP_RATIO}, geometrically in {STAGES} "
+        "stages",
+        WARMUPS,
+    )
     rank: int = _option(1, "rank of power_sgd")
     record_every: int = _option(50, "steps between rows of records.csv")
     evaluate_every: int = _option(500, "steps between evaluations")
@@ -84,28 +91,27 @@ class SimulationConfig:
         self._check("momentum", 0 <= self.momentum < 1, "a number in [0, 1)")
         self._check("adam_beta_1", 0 <= self.adam_beta_1 < 1, "a number in [0, 1)")
         self._check("adam_beta_2", 0 < self.adam_beta_2 < 1, "a number in (0, 1)")
-        self._check("ratio_ramp", self.ratio_ramp >= 0, "an integer >= 0")
-        self._check("initial_ratio", 2 <= self.initial_ratio < math.inf, "a number >= 2")
         check_warmup_steps(self.warmup_steps)
-        self.compression(self.compression_ratio)
+        self.compression()
         if self.final_beta is not None:
             self._check("final_beta", 0 < self.final_beta <= 1, "a number in (0, 1]")
-        if self.ratio_ramp and self.compression_ratio == "auto":
-            _refuse("ratio_ramp", self.ratio_ramp, "0 with compression_ratio auto")
         is_before = self.momentum_placement == "before"
         if self.momentum and not is_before and self.optimizer != "sgd":
             _refuse("momentum", self.momentum, f"0 with {self.optimizer}, which has its own")
         if self.momentum and is_before and self.method == "power_sgd":
             _refuse("momentum_placement", "before", "after with power_sgd, which selects nothing")
+        if self.warmup == "ramp" and self.method == "power_sgd":
+            _refuse("warmup", "ramp", "dense with power_sgd, which has no ratio")
 
     def _check(self, name, is_valid, expected):
         if not is_valid:
             _refuse(name, getattr(self, name), expected)
 
-    def compression(self, ratio: float | str, selection: str | None = None) -> CompressionConfig:
-        """The arguments of `ScaleComOptimizer` at a ratio, with this or another selection."""
+    def compression(self, selection: str | None = None) -> CompressionConfig:
+        """The arguments of `ScaleComOptimizer`, with this or another selection."""
         return CompressionConfig(
-            ratio, self.beta, (), selection or self.selection, self.chunk_keep, "float32"
+            self.compression_ratio, self.beta, (), selection or self.selection, self.chunk_keep,
+            "float32",
         )
 
     @property

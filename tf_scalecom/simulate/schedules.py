@@ -1,11 +1,12 @@
-"""What changes over a run: learning rate, compression ratio, beta."""
+"""What changes over a run: learning rate, what is sent, beta."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 
 from tf_scalecom.layout import Layout
-from tf_scalecom.simulate.config import RAMP_STAGES, SimulationConfig
+from tf_scalecom.simulate.config import SimulationConfig
+from tf_scalecom.warmup import Stage, layout_at, warmup_stages
 
 # Beta changes in steps of this size: the kernels are prepared anew for each value.
 _BETA_DIGITS = 2
@@ -28,48 +29,43 @@ class LayoutSchedule:
     """The plan of each step.
 
     Args:
-      config: says ratio, ramp, warm-up and beta.
+      config: says ratio, warm-up and beta.
       variables: the model's trainable variables.
+
+    Attributes:
+      final: the plan after the warm-up, with the first beta.
     """
 
     def __init__(self, config: SimulationConfig, variables: Sequence):
         self._config = config
         self._variables = variables
-        self._plans: dict[tuple, Layout] = {}
-        self._selection = "exact" if config.method == "mean_top_k" else config.selection
-        self.final = self._planned(config.compression_ratio, self._selection)
-        self._dense = self.final.without_compression()
+        selection = "exact" if config.method == "mean_top_k" else config.selection
+        self.final, self._stages = self._planned(selection)
+        self._exact = self._planned("exact")
 
     def layout(self, step: int) -> Layout:
-        """What travels in a step; nothing compressed in warm-up and by the dense method."""
-        if self._config.method == "dense" or step < self._config.warmup_steps:
-            return self._dense
-        planned = self._planned(self._ratio(step), self._selection)
+        """What travels in a step; nothing compressed by the dense method."""
+        if self._config.method == "dense":
+            return self.final.without_compression()
+        planned = layout_at(step, self._stages, self.final)
         return dataclasses.replace(planned, beta=self._beta(step))
 
     def exact_layout(self, step: int) -> Layout:
         """The plan of the exact selection of about as many elements."""
-        return self._planned(self._ratio(step), "exact")
-
-    def _ratio(self, step):
-        config = self._config
-        since = step - config.warmup_steps
-        if since >= config.ratio_ramp:
-            return config.compression_ratio
-        stage = since * RAMP_STAGES // config.ratio_ramp
-        growth = config.compression_ratio / config.initial_ratio
-        return config.initial_ratio * growth ** (stage / RAMP_STAGES)
+        layout, stages = self._exact
+        return layout_at(step, stages, layout)
 
     def _beta(self, step):
         config = self._config
         if config.final_beta is None:
             return config.beta
         done = (step - config.warmup_steps) / max(1, config.steps - 1 - config.warmup_steps)
-        beta = config.beta + (config.final_beta - config.beta) * done
+        beta = config.beta + (config.final_beta - config.beta) * min(1, max(0, done))
         return max(round(beta, _BETA_DIGITS), 10**-_BETA_DIGITS)
 
-    def _planned(self, ratio, selection) -> Layout:
-        if (ratio, selection) not in self._plans:
-            compression = self._config.compression(ratio, selection)
-            self._plans[ratio, selection] = compression.layout(self._variables)
-        return self._plans[ratio, selection]
+    def _planned(self, selection) -> tuple[Layout, tuple[Stage, ...]]:
+        """The plan after the warm-up, and those of its stages."""
+        config = self._config
+        compression = config.compression(selection)
+        stages = warmup_stages(compression, self._variables, config.warmup, config.warmup_steps)
+        return compression.layout(self._variables), stages
