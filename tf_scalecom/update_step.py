@@ -152,18 +152,23 @@ class UpdateStep:
                 communicator = StrategyCommunicator(strategy, replica_ids)
             return algorithm.exchange(gradients, residuals, layout, step, communicator)
 
-        def exchange_from(stages):
-            if not stages:
-                return exchange(self._layout)
+        if num_replicas == 1 or not self._state.warmup or not self._layout.compressed:
+            return exchange(self._layout)
+
+        def exchange_in(stages):
             stage, *later = stages
+            layout = stage.layout.subset(self._positions)
+            if not later:
+                return exchange(layout)
             return tf.cond(
-                step < stage.end,
-                lambda: exchange(stage.layout.subset(self._positions)),
-                lambda: exchange_from(later),
+                step < stage.end, lambda: exchange(layout), lambda: exchange_in(later)
             )
 
-        has_warmup = num_replicas > 1 and self._layout.compressed
-        return exchange_from(self._state.warmup if has_warmup else ())
+        return tf.cond(
+            step < self._state.warmup[-1].end,
+            _not_inlined(lambda: exchange_in(self._state.warmup)),
+            lambda: exchange(self._layout),
+        )
 
     def _inner_update(self, grads):
         self._inner._apply_weight_decay(self._variables)
@@ -185,6 +190,17 @@ class UpdateStep:
         for variable in self._variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
+
+
+def _not_inlined(branch):
+    """A branch of a condition that costs next to nothing in the steps that do not take it.
+
+    TensorFlow's executor otherwise visits every operation of the branch that is not taken, one by
+    one. The price: the branch begins only when all that it uses is there.
+    """
+    if tf.executing_eagerly():
+        return branch
+    return tf.function(branch, autograph=False, experimental_attributes={"_noinline": True})
 
 
 def scalecom_ops(strategy: tf.distribute.Strategy) -> ScaleComAllReduce | None:
