@@ -183,6 +183,18 @@ def test_an_accumulated_update_is_one_step():
     assert history["residual_to_gradient"][0] > 0
 
 
+def test_bytes_of_a_ramp():
+    history = train(
+        build(mirrored(), warmup_steps=4, warmup="ramp"), [sc.callbacks.CompressionMonitor()],
+        steps=5,
+    )
+    # Ratios 4, 4.8, 5.8, 6.9, then 10; offsets fill whole words.
+    kept, offset_bytes = np.array([320, 256, 214, 183, 128]), np.array([320, 256, 216, 184, 128])
+    sent = kept * 4 + offset_bytes / 2 + 4 + 4 * (64 + 1 + 64)
+    assert history["total_bytes_sent"] == [sent.sum()]
+    assert history["total_bytes_dense"] == [5 * DENSE]
+
+
 def test_a_skipped_step_counts_and_its_gradient_does_not():
     x, y = rows(2 * BATCH)
     x[0] = np.nan
