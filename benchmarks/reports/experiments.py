@@ -73,30 +73,50 @@ class Experiment:
 
 
 THREE = (0, 1, 2)
-RECIPE = {"learning_rate": 0.5}  # no momentum, beta 1, one of each chunk
-PAPER = {"learning_rate": 0.1, "momentum": 0.9}
+RATIOS = {"25x": 25, "400x": 400, "auto": "auto"}  # beside 100x, the default
+RECIPE = {"learning_rate": 0.5}  # no momentum, no warm-up, beta 1, one of each chunk
+MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9}
+DENSE = MOMENTUM | {"method": "dense"}
+POWER_SGD = {"method": "power_sgd", "learning_rate": 0.2}
+
+
+def ramp(steps: int) -> dict:
+    """Options of a warm-up by a growing ratio."""
+    return {"warmup_steps": steps, "warmup": "ramp"}
+
+
+def dense_warmup(steps: int) -> dict:
+    """Options of a warm-up as in the paper."""
+    return {"warmup_steps": steps, "warmup": "dense"}
+
 
 IMAGE_4 = Experiment(
     "image-4",
     "Fashion-MNIST, 409,034 weights, 4 learners of 32 images, 3,000 steps",
     "small_image",
     "accuracy",
-    {"learners": 4, "batch_size": 32, "steps": 3_000, "warmup_steps": 150, "record_every": 100},
+    {"learners": 4, "batch_size": 32, "steps": 3_000, "record_every": 100},
     (
-        Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, THREE),
-        Arm("dense without momentum", {"method": "dense", "learning_rate": 0.5}, THREE),
+        Arm("dense", DENSE | dense_warmup(150), THREE),
+        Arm("dense, rate 0.05", DENSE | dense_warmup(150) | {"learning_rate": 0.05}),
+        Arm("dense, rate 0.2", DENSE | dense_warmup(150) | {"learning_rate": 0.2}),
+        Arm("dense without momentum", RECIPE | dense_warmup(150) | {"method": "dense"}, THREE),
         Arm("recipe, 100x", RECIPE, THREE),
-        Arm("recipe with beta 0.3, 100x", RECIPE | {"beta": 0.3}, THREE),
+        Arm("recipe with a ramp, 100x", RECIPE | ramp(600), THREE),
+        Arm("recipe with dense warm-up, 100x", RECIPE | dense_warmup(150), THREE),
+        Arm("the same with beta 0.3, 100x", RECIPE | dense_warmup(150) | {"beta": 0.3}, THREE),
+        Arm("the same with momentum 0.9, 100x", MOMENTUM | dense_warmup(150)),
         *(
-            Arm(f"recipe, {name}", RECIPE | {"compression_ratio": ratio})
-            for name, ratio in {"25x": 25, "400x": 400, "auto": "auto"}.items()
+            Arm(f"recipe, {name}", RECIPE | {"compression_ratio": ratio}, THREE)
+            for name, ratio in RATIOS.items()
         ),
-        Arm("momentum 0.9, beta 1, 100x", PAPER),
         *(
-            Arm(f"PowerSGD rank {rank}",
-                {"method": "power_sgd", "learning_rate": 0.2, "rank": rank})
+            Arm(f"PowerSGD rank {rank}", POWER_SGD | dense_warmup(150) | {"rank": rank}, THREE)
             for rank in (1, 2, 4)
         ),
+        Arm("PowerSGD rank 2 without warm-up", POWER_SGD | {"rank": 2}),
+        Arm("PowerSGD rank 2, momentum 0.9, rate 0.02",
+            POWER_SGD | dense_warmup(150) | MOMENTUM | {"rank": 2, "learning_rate": 0.02}),
     ),
 )
 
@@ -106,53 +126,70 @@ IMAGE_64 = Experiment(
     "fast_image",
     "accuracy",
     {
-        "learners": 64, "batch_size": 8, "steps": 3_000, "warmup_steps": 150,
-        "record_every": 300, "evaluate_every": 500,
+        "learners": 64, "batch_size": 8, "steps": 3_000, "record_every": 300,
+        "evaluate_every": 500,
     },
     (
-        Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, THREE),
-        Arm("recipe with beta 0.3, 100x", RECIPE | {"beta": 0.3}, THREE),
+        Arm("dense", DENSE | dense_warmup(150), THREE),
+        Arm("dense, rate 0.2", DENSE | dense_warmup(150) | {"learning_rate": 0.2}),
+        Arm("recipe, 100x", RECIPE, THREE),
+        Arm("recipe with a ramp, 100x", RECIPE | ramp(600)),
+        Arm("recipe with dense warm-up, 100x", RECIPE | dense_warmup(150)),
+        Arm("the same with beta 0.3, 100x", RECIPE | dense_warmup(150) | {"beta": 0.3}, THREE),
+        Arm("recipe with beta 0.1, 100x", RECIPE | {"beta": 0.1}),
+        *(
+            Arm(f"recipe, {name}", RECIPE | {"compression_ratio": ratio})
+            for name, ratio in RATIOS.items()
+        ),
     ),
 )
+
+SCREENED = RECIPE | dense_warmup(50)
 
 SCREENING = Experiment(
     "screening",
     "As image-4, 1,000 steps",
     "small_image",
     "accuracy",
-    {"learners": 4, "batch_size": 32, "steps": 1_000, "warmup_steps": 50, "record_every": 100},
+    {"learners": 4, "batch_size": 32, "steps": 1_000, "record_every": 100},
     (
-        Arm("dense, momentum 0.9", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}),
-        Arm("dense", {"method": "dense", "learning_rate": 0.5}),
+        Arm("dense, momentum 0.9", DENSE | dense_warmup(50)),
+        Arm("dense", SCREENED | {"method": "dense"}),
         *(
-            Arm(f"{name}, beta {beta}", {"learning_rate": 0.5, "beta": beta} | selection)
+            Arm(f"{name}, beta {beta}", SCREENED | {"beta": beta} | selection)
             for name, selection in {
                 "1 of 100": {}, "10 of 1,000": {"chunk_keep": 10}, "exact": {"selection": "exact"},
             }.items()
             for beta in (1.0, 0.3, 0.1)
         ),
-        Arm("1 of 100, beta 0.3, rate 1", {"learning_rate": 1.0, "beta": 0.3}),
-        Arm("1 of 100, beta 1, momentum 0.9", PAPER),
+        Arm("1 of 100, beta from 1 to 0.3", SCREENED | {"final_beta": 0.3}),
+        Arm("1 of 100, beta from 0.3 to 1", SCREENED | {"beta": 0.3, "final_beta": 1.0}),
+        Arm("1 of 100, beta 1, dense warm-up of 10 steps", RECIPE | dense_warmup(10)),
+        Arm("1 of 100, beta 1, ramp of 50 steps", RECIPE | ramp(50)),
+        Arm("1 of 100, beta 1, ramp of 200 steps", RECIPE | ramp(200)),
+        Arm("1 of 100, beta 1, no warm-up", RECIPE),
+        Arm("1 of 100, beta 0.3, rate 1", SCREENED | {"learning_rate": 1.0, "beta": 0.3}),
+        Arm("1 of 100, beta 1, momentum 0.9", MOMENTUM | dense_warmup(50)),
         Arm("1 of 100, beta 0.3, momentum 0.9 before",
-            PAPER | {"beta": 0.3, "momentum_placement": "before"}),
+            MOMENTUM | dense_warmup(50) | {"beta": 0.3, "momentum_placement": "before"}),
         *(
-            Arm(f"1 of {ratio}, beta 0.3", RECIPE | {"beta": 0.3, "compression_ratio": ratio})
-            for ratio in (25, 400, "auto")
+            Arm(f"1 of {ratio}, beta 0.3", SCREENED | {"beta": 0.3, "compression_ratio": ratio})
+            for ratio in RATIOS.values()
         ),
-        Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.5}),
-        Arm("PowerSGD rank 2, rate 0.2", {"method": "power_sgd", "learning_rate": 0.2, "rank": 2}),
-        Arm("PowerSGD rank 1, momentum 0.9", PAPER | {"method": "power_sgd"}),
+        Arm("PowerSGD rank 1", SCREENED | {"method": "power_sgd"}),
+        Arm("PowerSGD rank 2, rate 0.2", POWER_SGD | dense_warmup(50) | {"rank": 2}),
+        Arm("PowerSGD rank 1, momentum 0.9", MOMENTUM | dense_warmup(50) | {"method": "power_sgd"}),
     ),
 )
 
-SEQUENCE = {
-    "learners": 4, "batch_size": 8, "steps": 800, "warmup_steps": 40, "record_every": 100,
-    "evaluate_every": 200,
-}
+SEQUENCE = {"learners": 4, "batch_size": 8, "record_every": 100, "evaluate_every": 200}
 
 # Without Adam's mean of gradients.
-ADAM_RECIPE = {"adam_beta_1": 0.0, "learning_rate": 4e-3}
-DENSE_ADAM = {"method": "dense", "adam_beta_2": 0.98, "learning_rate": 4e-3}
+ADAM_RECIPE = {"adam_beta_1": 0.0, "learning_rate": 4e-3} | ramp(160)
+ADAM_DENSE_WARMUP = ADAM_RECIPE | dense_warmup(40)
+ADAM_MEAN = {"adam_beta_1": 0.9}
+DENSE_ADAM = ADAM_DENSE_WARMUP | ADAM_MEAN | {"method": "dense", "adam_beta_2": 0.98}
+POWER_SGD_ADAM = ADAM_DENSE_WARMUP | {"method": "power_sgd", "learning_rate": 2e-3}
 
 TRANSLATION = Experiment(
     "translation",
@@ -160,26 +197,58 @@ TRANSLATION = Experiment(
     "Adam",
     "translation",
     "token_accuracy",
-    SEQUENCE | {"optimizer": "adam", "lr_warmup": 0.2},
+    SEQUENCE | {"steps": 800, "optimizer": "adam", "lr_warmup": 0.2},
     (
         Arm("dense", DENSE_ADAM, THREE),
         Arm("dense, rate 0.002", DENSE_ADAM | {"learning_rate": 2e-3}, THREE),
         Arm("dense, rate 0.008", DENSE_ADAM | {"learning_rate": 8e-3}),
-        Arm("dense with the recipe's Adam", ADAM_RECIPE | {"method": "dense"}),
+        Arm("dense, beta_2 0.999", DENSE_ADAM | {"adam_beta_2": 0.999}),
+        Arm("dense with the recipe's Adam", ADAM_DENSE_WARMUP | {"method": "dense"}),
         Arm("recipe, 100x", ADAM_RECIPE, THREE),
-        Arm("recipe, rate 0.008, 100x", ADAM_RECIPE | {"learning_rate": 8e-3}),
-        Arm("recipe with beta 0.3, 100x", ADAM_RECIPE | {"beta": 0.3}, THREE),
-        Arm("recipe with beta 0.3, rate 0.002, 100x",
-            ADAM_RECIPE | {"beta": 0.3, "learning_rate": 2e-3}),
-        Arm("recipe with beta 0.3, rate 0.008, 100x",
-            ADAM_RECIPE | {"beta": 0.3, "learning_rate": 8e-3}),
-        Arm("beta_1 0.9, beta 0.3, rate 0.002, 100x", {"beta": 0.3, "learning_rate": 2e-3}),
-        Arm("beta_1 0.9, beta_2 0.98, rate 0.002, 100x",
-            {"adam_beta_2": 0.98, "learning_rate": 2e-3}),
-        Arm("PowerSGD rank 1, rate 0.002", {"method": "power_sgd", "learning_rate": 2e-3}),
-        Arm("PowerSGD rank 1, beta_1 0, rate 0.002",
-            {"method": "power_sgd", "adam_beta_1": 0.0, "learning_rate": 2e-3}),
-        Arm("PowerSGD rank 1, beta_1 0", ADAM_RECIPE | {"method": "power_sgd"}),
+        Arm("recipe, rate 0.005, 100x", ADAM_RECIPE | {"learning_rate": 5e-3}),
+        Arm("recipe, beta_2 0.9999, 100x", ADAM_RECIPE | {"adam_beta_2": 0.9999}),
+        Arm("recipe, beta_1 0.5, 100x", ADAM_RECIPE | {"adam_beta_1": 0.5}),
+        Arm("recipe, oracle selection, 100x", ADAM_RECIPE | {"method": "mean_top_k"}),
+        Arm("recipe with a ramp of 400 steps, 100x", ADAM_RECIPE | ramp(400)),
+        Arm("recipe without warm-up, 100x", ADAM_RECIPE | dense_warmup(0)),
+        Arm("recipe with dense warm-up of 80, 100x", ADAM_RECIPE | dense_warmup(80)),
+        Arm("recipe with dense warm-up, 100x", ADAM_DENSE_WARMUP, THREE),
+        *(
+            Arm(f"the same, rate {rate}, 100x", ADAM_DENSE_WARMUP | {"learning_rate": rate})
+            for rate in (3e-3, 6e-3, 8e-3)
+        ),
+        Arm("the same, exact selection, 100x", ADAM_DENSE_WARMUP | {"selection": "exact"}),
+        Arm("the same, beta_2 0.98, 100x", ADAM_DENSE_WARMUP | {"adam_beta_2": 0.98}),
+        Arm("the same, beta 0.3, 100x", ADAM_DENSE_WARMUP | {"beta": 0.3}, THREE),
+        Arm("the same, momentum 0.9 before, 100x",
+            ADAM_DENSE_WARMUP | {"momentum": 0.9, "momentum_placement": "before"}),
+        *(
+            Arm(f"recipe, {name}", ADAM_RECIPE | {"compression_ratio": ratio}, THREE)
+            for name, ratio in RATIOS.items()
+        ),
+        Arm("recipe with Adam's mean, 25x", ADAM_RECIPE | ADAM_MEAN | {"compression_ratio": 25}),
+        Arm("dense warm-up, Adam's mean, 4x",
+            ADAM_DENSE_WARMUP | ADAM_MEAN | {"compression_ratio": 4}),
+        Arm("dense warm-up, Adam's mean, beta_2 0.98, 4x",
+            ADAM_DENSE_WARMUP | ADAM_MEAN | {"compression_ratio": 4, "adam_beta_2": 0.98}),
+        Arm("dense warm-up, Adam's mean, beta_2 0.98, rate 0.002, 100x",
+            ADAM_DENSE_WARMUP | ADAM_MEAN | {"adam_beta_2": 0.98, "learning_rate": 2e-3}),
+        Arm("PowerSGD rank 1, rate 0.002", POWER_SGD_ADAM, THREE),
+        Arm("PowerSGD rank 1, rate 0.004", POWER_SGD_ADAM | {"learning_rate": 4e-3}),
+        Arm("PowerSGD rank 1, Adam's mean, rate 0.002", POWER_SGD_ADAM | ADAM_MEAN),
+    ),
+)
+
+LONG_TRANSLATION = Experiment(
+    "translation-long",
+    "As translation, 2,400 steps",
+    "translation",
+    "token_accuracy",
+    SEQUENCE | {"steps": 2_400, "optimizer": "adam", "lr_warmup": 0.2, "evaluate_every": 400},
+    (
+        Arm("dense", DENSE_ADAM | dense_warmup(120)),
+        Arm("recipe, 100x", ADAM_RECIPE | ramp(480)),
+        Arm("recipe with dense warm-up, 100x", ADAM_RECIPE | dense_warmup(120)),
     ),
 )
 
@@ -188,13 +257,21 @@ SPEECH = Experiment(
     "Asterisk prompts, bidirectional LSTM of 358,919 weights, 4 learners of 8 windows, 1,200 steps",
     "speech",
     "frame_accuracy",
-    SEQUENCE | {"steps": 1_200, "warmup_steps": 60},
+    SEQUENCE | {"steps": 1_200},
     (
-        Arm("dense", {"method": "dense", "learning_rate": 0.1, "momentum": 0.9}, (0, 1)),
-        Arm("recipe, 100x", RECIPE, (0, 1)),
-        Arm("PowerSGD rank 1", {"method": "power_sgd", "learning_rate": 0.2}),
+        Arm("dense", DENSE | dense_warmup(60), THREE),
+        Arm("dense, rate 0.2", DENSE | dense_warmup(60) | {"learning_rate": 0.2}),
+        Arm("recipe, 100x", RECIPE, THREE),
+        Arm("recipe with a ramp, 100x", RECIPE | ramp(240)),
+        Arm("recipe with dense warm-up, 100x", RECIPE | dense_warmup(60), (0, 1)),
+        *(
+            Arm(f"recipe, {name}", RECIPE | {"compression_ratio": ratio})
+            for name, ratio in RATIOS.items()
+        ),
+        Arm("PowerSGD rank 1", POWER_SGD | dense_warmup(60), THREE),
+        Arm("PowerSGD rank 1, rate 0.5", POWER_SGD | dense_warmup(60) | {"learning_rate": 0.5}),
     ),
 )
 
-EXPERIMENTS = (SCREENING, IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)
+EXPERIMENTS = (SCREENING, IMAGE_4, IMAGE_64, TRANSLATION, LONG_TRANSLATION, SPEECH)
 CONVERGENCE = (IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)
