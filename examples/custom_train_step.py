@@ -46,7 +46,7 @@ with strategy.scope():
     x = keras.layers.Dense(64, activation="relu")(keras.layers.Flatten()(x))
     model = MixedUp(inputs, keras.layers.Dense(10)(x))
     model.compile(
-        optimizer=sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), warmup_steps=50),
+        optimizer=sc.ScaleComOptimizer(keras.optimizers.SGD(0.1)),
         loss=keras.losses.CategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -30,7 +30,7 @@ with strategy.scope():
             keras.layers.Dense(10),
         ]
     )
-    optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), warmup_steps=50)
+    optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(0.1))
     optimizer.build(model.trainable_variables)
 
 

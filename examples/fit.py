@@ -26,11 +26,7 @@ with strategy.scope():
         ]
     )
     model.compile(
-        optimizer=sc.ScaleComOptimizer(
-            keras.optimizers.SGD(0.1),
-            compression_ratio=100,
-            warmup_steps=50,
-        ),
+        optimizer=sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), compression_ratio=100),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -31,7 +31,7 @@ with strategy.scope():
         ]
     )
     model.compile(
-        optimizer=sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), warmup_steps=50),
+        optimizer=sc.ScaleComOptimizer(keras.optimizers.SGD(0.1)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -33,9 +33,9 @@ def define_flags(**defaults) -> None:
     define(
         flags.DEFINE_integer, "chunk_keep", 1, "Elements kept per chunk; 1 is the paper's choice."
     )
-    define(flags.DEFINE_integer, "warmup_steps", 100, "Steps at the start in which more is sent.")
-    flags.DEFINE_enum(
-        "warmup", "dense", list(WARMUPS), "What they send: everything, or a share that falls."
+    define(flags.DEFINE_integer, "warmup_steps", 0, "Steps at the start in which more is sent.")
+    define(
+        _define_warmup, "warmup", "dense", "What they send: everything, or a share that falls."
     )
     flags.register_multi_flags_validator(
         ["compression_ratio", "beta", "chunk_keep", "warmup_steps"], _check_compression
@@ -141,6 +141,10 @@ class _CompressionRatioParser(flags.ArgumentParser):
 
 def _define_compression_ratio(name, default, meaning):
     flags.DEFINE(_CompressionRatioParser(), name, default, meaning)
+
+
+def _define_warmup(name, default, meaning):
+    flags.DEFINE_enum(name, default, list(WARMUPS), meaning)
 
 
 def _check_compression(values):

@@ -153,10 +153,11 @@ def sgd_recipe() -> str:
 
 def compression_recipe() -> str:
     """The compression settings in words."""
-    ratio = FLAGS.compression_ratio
+    ratio, steps = FLAGS.compression_ratio, FLAGS.warmup_steps
+    warmup = f"{steps} steps of warm-up ({FLAGS.warmup})" if steps else "no warm-up"
     return (
         f"{ratio if ratio == 'auto' else f'{ratio:g}x'}, beta {FLAGS.beta}, chunk_keep "
-        f"{FLAGS.chunk_keep}, {FLAGS.warmup_steps} steps of warm-up ({FLAGS.warmup})"
+        f"{FLAGS.chunk_keep}, {warmup}"
     )
 
 

@@ -152,7 +152,8 @@ def test_a_command_is_what_the_paper_ran(command, row, train_script, monkeypatch
     assert count == workers and count * settings.batch_per_worker == global_batch
     assert settings.compression_ratio == ratio
     assert settings.beta == beta and settings.chunk_keep == 1
-    assert settings.warmup_steps <= 0.1 * settings.epochs * settings.steps_per_epoch
+    assert settings.warmup == "dense"
+    assert 0 < settings.warmup_steps <= 0.1 * settings.epochs * settings.steps_per_epoch
 
     cluster = training.Workers(None, ["host:1"] * count, index=0)
     build = getattr(module, "build_optimizer", training.sgd)

@@ -26,7 +26,9 @@ import translation_data
 import wmt14
 
 FLAGS = flags.FLAGS
-shared_flags.define_flags(learning_rate=2e-3, epochs=2, steps_per_epoch=300)
+shared_flags.define_flags(
+    learning_rate=2e-3, epochs=2, steps_per_epoch=300, warmup_steps=120, warmup="ramp"
+)
 flags.DEFINE_enum("dataset", "debian", ["debian", "wmt14"], "Package descriptions, or WMT 2014.")
 shared_flags.define_count("vocabulary", 4_000, "Tokens of both languages together.")
 shared_flags.define_count("max_length", 32, "Tokens of a sentence; longer pairs are left out.")
