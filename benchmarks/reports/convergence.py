@@ -5,8 +5,10 @@
 The runs are those of `recipe.py`, which prints where they end.
 """
 
+import dataclasses
+
 import numpy as np
-from experiments import CONVERGENCE, Experiment
+from experiments import CONVERGENCE, CURVES, Experiment
 from report_runs import save
 
 from tf_scalecom.simulate import plots
@@ -15,8 +17,10 @@ from tf_scalecom.simulate.run_files import EVALUATIONS
 
 def curves(experiment: Experiment) -> dict[str, tuple[list[int], np.ndarray]]:
     """Arm -> (steps, percent [seed, step]) of the runs that came to their end."""
+    drawn = tuple(arm for arm in experiment.arms if arm.name in CURVES)
     found: dict[str, list] = {}
-    for (arm, _), folder in experiment.folders(only_done=False).items():
+    folders = dataclasses.replace(experiment, arms=drawn).folders(only_done=False)
+    for (arm, _), folder in folders.items():
         steps, values = plots.column(folder, EVALUATIONS, experiment.figure)
         if steps and steps[-1] == experiment.options["steps"]:
             found.setdefault(arm, []).append((steps, [100 * value for value in values]))

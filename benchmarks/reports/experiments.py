@@ -273,5 +273,7 @@ SPEECH = Experiment(
     ),
 )
 
+# The arms of which a curve is drawn.
+CURVES = ("dense", "recipe, 25x", "recipe, 100x", "recipe, 400x", "recipe, auto")
 EXPERIMENTS = (SCREENING, IMAGE_4, IMAGE_64, TRANSLATION, LONG_TRANSLATION, SPEECH)
 CONVERGENCE = (IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)

@@ -14,7 +14,7 @@ import pathlib
 import sys
 from typing import NamedTuple
 
-from experiments import CONVERGENCE, EXPERIMENTS, Experiment
+from experiments import CONVERGENCE, CURVES, EXPERIMENTS, Experiment
 from paired import deficit, estimate, text
 from report_runs import ROOT, save
 
@@ -100,7 +100,7 @@ def write(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
 
 
 def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
-    """One panel an experiment: figure against bytes."""
+    """One panel an experiment: figure against bytes, of dense, the recipe and the rival."""
     columns = 2
     rows = -(-len(tables) // columns)
     figure, axes = plots.pyplot().subplots(
@@ -109,10 +109,12 @@ def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
     for axis, (experiment, found) in zip(axes.flat, tables.items(), strict=False):
         axis.set_prop_cycle(color=plots.pyplot().get_cmap("tab20").colors)  # of many arms
         for arm, runs in found.items():
-            points = [(run.bytes_per_step / 1e3, run.figure) for run in runs.values()]
+            if arm not in CURVES and not arm.startswith(("recipe with", "PowerSGD")):
+                continue
+            points = [(run.mean_bytes_per_step / 1e3, run.figure) for run in runs.values()]
             axis.plot(*zip(*points, strict=True), "o", alpha=0.8, label=arm)
         axis.set_xscale("log")
-        axis.set_xlabel("KB a learner sends in a step")
+        axis.set_xlabel("KB a learner sends in a step, mean over all steps")
         axis.set_ylabel(f"{experiment.figure.replace('_', ' ')}, %")
         axis.set_title(experiment.title, fontsize=9)
         axis.grid(alpha=0.3)
