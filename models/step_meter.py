@@ -20,7 +20,7 @@ class StepMeter(keras.callbacks.Callback):
 
     Args:
         num_workers: worker processes on this machine that train together.
-        ignored_steps: steps at the start of training left out: compilation and dense warm-up.
+        ignored_steps: steps at the start of training left out: compilation and warm-up.
     """
 
     def __init__(self, num_workers: int, ignored_steps: int):

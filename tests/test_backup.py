@@ -18,7 +18,7 @@ STEPS = 10  # of an epoch
 BATCH = 8
 
 
-def build(strategy, units=64, warmup_steps=5, beta=0.3, hierarchical=False):
+def build(strategy, units=64, warmup_steps=5, beta=0.3, hierarchical=False, warmup="dense"):
     """With all kinds of state: slots, residuals, moving averages, random seeds."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -39,6 +39,7 @@ def build(strategy, units=64, warmup_steps=5, beta=0.3, hierarchical=False):
                 beta=beta,
                 warmup_steps=warmup_steps,
                 hierarchical=hierarchical,
+                warmup=warmup,
             ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
@@ -109,11 +110,10 @@ def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, ways):
 
 
 def test_warm_up_goes_on_where_it_was(cluster, tmp_path):
-    straight = cluster(2).run(train, 2, warmup_steps=15, timeout=120)
-    cluster(2).run(train, 1, str(tmp_path), warmup_steps=15, timeout=120)
-    assert_same_end(
-        cluster(2).run(train, 2, str(tmp_path), warmup_steps=15, timeout=120), straight
-    )
+    warmup = {"warmup_steps": 15, "warmup": "ramp"}
+    straight = cluster(2).run(train, 2, **warmup, timeout=120)
+    cluster(2).run(train, 1, str(tmp_path), **warmup, timeout=120)
+    assert_same_end(cluster(2).run(train, 2, str(tmp_path), **warmup, timeout=120), straight)
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,8 @@ def fit_uneven(strategy, steps_per_execution, hierarchical):
     model = dense_model(
         strategy,
         lambda: sc.ScaleComOptimizer(
-            keras.optimizers.SGD(0.1), 10, beta=0.5, warmup_steps=3, hierarchical=hierarchical
+            keras.optimizers.SGD(0.1), 10, beta=0.5, warmup_steps=3, warmup="ramp",
+            hierarchical=hierarchical,
         ),
         steps_per_execution=steps_per_execution,
     )

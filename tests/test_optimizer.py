@@ -272,6 +272,21 @@ def test_a_ramp_sends_less_and_less(strategy):
     assert optimizer.compression_report().rows[0].kept == 32
 
 
+@pytest.mark.parametrize(
+    ("ratio", "steps", "ends"),
+    [(128, 10, [2, 4, 6, 8, 10]), (128, 2, [1, 2]), (6, 10, [4, 8]), (4.2, 10, []), (2, 10, [])],
+)
+def test_stages_of_a_ramp_send_different_things(ratio, steps, ends):
+    optimizer = sc.ScaleComOptimizer(
+        keras.optimizers.SGD(1.0), ratio, warmup_steps=steps, warmup="ramp"
+    )
+    optimizer.build([keras.Variable(np.zeros((50, 80), np.float32))])
+    assert optimizer.warmup_ends == ends
+    for step in (-1, 1.5, True, "2"):
+        with pytest.raises(ValueError, match=f"step as an integer >= 0; received {step!r}"):
+            optimizer.compression_report(step=step)
+
+
 def test_eager_steps_equal_traced_ones():
     strategy = make_strategy("scalecom_ops")
 

@@ -89,11 +89,15 @@ def test_a_step_can_be_traced_for_a_tpu(case):
             assert tf.TensorShape(shape).is_fully_defined(), node
 
 
-def test_warm_up_is_a_condition_on_the_tpu():
-    step, branches = nodes_on_a_core(trace_on_tpu(CASES[0], warmup_steps=2))
+# Both variables dense, or in each of two stages offsets, values and the small one.
+@pytest.mark.parametrize(("warmup", "sums"), [("dense", 2), ("ramp", 2 * 3)])
+def test_warm_up_is_a_condition_on_the_tpu(warmup, sums):
+    graph = trace_on_tpu(CASES[0], warmup_steps=2, warmup=warmup)
+    step, branches = nodes_on_a_core(graph)
     assert not [n for n in step if n.op == "CrossReplicaSum"]
-    # Both variables dense; or offsets, values and the small one.
-    assert len([n for n in branches if n.op == "CrossReplicaSum"]) == 2 + 3
+    assert len([n for n in branches if n.op == "CrossReplicaSum"]) == sums + 3
+    # The branch that most steps do not take stays one operation.
+    assert any(f.attr["_noinline"].b for f in graph.library.function)
 
 
 @every_case

@@ -88,7 +88,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         leader is then a worker, and each worker has one residual.
       warmup: what is sent in the first `warmup_steps` updates. "dense": everything, as in the
         paper. "ramp", beyond the paper: compression ratios above 4 grow geometrically from 4, in
-        five stages, for a fraction of the bytes. Each stage is a graph of its own to trace.
+        up to five stages, for a fraction of the bytes. Each stage is a graph of its own to trace.
 
     Raises:
       ValueError: an argument is out of its range.
@@ -282,6 +282,11 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             raise ValueError(
                 "compression_report: expected num_replicas as an integer >= 1; received "
                 f"{num_replicas!r}. Leave it out for the current strategy."
+            )
+        if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
+            raise ValueError(
+                "compression_report: expected step as an integer >= 0; received "
+                f"{step!r}. Leave it out for a step after the warm-up."
             )
         ops = scalecom_ops(strategy)
         return compression_report(

@@ -38,9 +38,8 @@ class Traffic:
     def between(self, first: int, end: int) -> Bytes:
         """Sum over the steps from `first` to the one before `end`, counted from 0."""
         sent = dense = 0.0
-        for begin, next_begin in itertools.zip_longest(self._reports, [*self._reports][1:]):
-            stop = end if next_begin is None else min(end, next_begin)
-            steps = max(0, stop - max(first, begin))
+        for begin, next_begin in itertools.pairwise([*self._reports, end]):
+            steps = max(0, min(end, next_begin) - max(first, begin))
             sent += steps * self._reports[begin].bytes_sent
             dense += steps * self._reports[begin].bytes_dense
         return Bytes(sent, dense)

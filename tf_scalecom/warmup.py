@@ -31,15 +31,24 @@ def warmup_stages(
         2018).
       steps: length of the warm-up; the stages share it out.
     """
+    if not steps:
+        return ()
+    layout = config.layout(variables)
     if warmup == "dense":
-        return (Stage(steps, config.layout(variables).without_compression()),) if steps else ()
-    # The step s is in stage s * STAGES // steps.
-    ends = [-(-steps * (i + 1) // STAGES) for i in range(STAGES)]
-    return tuple(
-        Stage(end, config.layout(variables, growth=i / STAGES))
-        for i, (begin, end) in enumerate(zip([0, *ends], ends, strict=False))
-        if begin < end
-    )
+        return (Stage(steps, layout.without_compression()),)
+    stages: list[Stage] = []
+    for i in reversed(range(STAGES)):  # the step s is in stage s * STAGES // steps
+        begin, end = (-(-steps * edge // STAGES) for edge in (i, i + 1))
+        earlier = config.layout(variables, growth=i / STAGES)
+        # A stage that sends what the one after it sends, e.g. at small ratios, is part of that.
+        if begin < end and _chunks(earlier) != _chunks(layout):
+            stages.insert(0, Stage(end, earlier))
+            layout = earlier
+    return tuple(stages)
+
+
+def _chunks(layout):
+    return [(tensor.chunk_size, tensor.kept) for tensor in layout.tensors]
 
 
 def layout_at(step: int, stages: Sequence[Stage], layout: Layout) -> Layout:

@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     Attributes:
       figure: in percent; NaN where the run diverged.
       bytes_per_step: of its last step, and so of every step after the warm-up.
-      mean_bytes_per_step: over all steps, the warm-up's dense ones among them.
+      mean_bytes_per_step: over all steps, those of the warm-up among them.
     """
 
     figure: float
@@ -100,7 +100,7 @@ def write(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
 
 
 def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
-    """One panel an experiment: figure against bytes, of dense, the recipe and the rival."""
+    """One panel an experiment, figure against bytes: dense, the recipe, its warm-ups, the rival."""
     columns = 2
     rows = -(-len(tables) // columns)
     figure, axes = plots.pyplot().subplots(

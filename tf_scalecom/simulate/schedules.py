@@ -60,7 +60,7 @@ class LayoutSchedule:
         if config.final_beta is None:
             return config.beta
         done = (step - config.warmup_steps) / max(1, config.steps - 1 - config.warmup_steps)
-        beta = config.beta + (config.final_beta - config.beta) * min(1, max(0, done))
+        beta = config.beta + (config.final_beta - config.beta) * max(0, done)
         return max(round(beta, _BETA_DIGITS), 10**-_BETA_DIGITS)
 
     def _planned(self, selection) -> tuple[Layout, tuple[Stage, ...]]:
