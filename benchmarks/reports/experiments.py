@@ -86,7 +86,7 @@ def ramp(steps: int) -> dict:
 
 
 def dense_warmup(steps: int) -> dict:
-    """Options of a warm-up as in the paper."""
+    """Options of a warm-up as in the paper; to a dense run they make no difference."""
     return {"warmup_steps": steps, "warmup": "dense"}
 
 
