@@ -88,7 +88,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         leader is then a worker, and each worker has one residual.
       warmup: what is sent in the first `warmup_steps` updates. "dense": everything, as in the
         paper. "ramp", beyond the paper: compression ratios above 4 grow geometrically from 4, in
-        up to five stages, for a fraction of the bytes. Each stage is a graph of its own to trace.
+        up to five stages, for a fraction of the bytes; each stage is a graph more to trace.
 
     Raises:
       ValueError: an argument is out of its range.

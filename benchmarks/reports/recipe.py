@@ -118,7 +118,7 @@ def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
         axis.set_ylabel(f"{experiment.figure.replace('_', ' ')}, %")
         axis.set_title(experiment.title, fontsize=9)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=7, framealpha=0.5)  # it may lie over points
     for axis in axes.flat[len(tables):]:
         axis.set_axis_off()
     save(figure, "recipe.png")
