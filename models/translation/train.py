@@ -2,7 +2,8 @@
 
 Examples:
     python models/translation/train.py --epochs 1
-    python -m tf_scalecom run -n 2 models/translation/train.py --compression_ratio 100
+    python -m tf_scalecom run -n 2 models/translation/train.py --compression_ratio 100 \
+        --adam_beta_1 0 --adam_beta_2 0.999 --learning_rate 4e-3
     python models/translation/train.py --dataset wmt14 --data_dir /data/tfds --num_layers 6 \
         --width 512 --heads 8 --feed_forward 2048 --vocabulary 37000 --batch_per_worker 4500
 """
