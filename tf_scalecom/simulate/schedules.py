@@ -41,12 +41,13 @@ class LayoutSchedule:
         self._variables = variables
         selection = "exact" if config.method == "mean_top_k" else config.selection
         self.final, self._stages = self._planned(selection)
+        self._dense = self.final.without_compression()
         self._exact = self._planned("exact")
 
     def layout(self, step: int) -> Layout:
         """What travels in a step; nothing compressed by the dense method."""
         if self._config.method == "dense":
-            return self.final.without_compression()
+            return self._dense
         planned = layout_at(step, self._stages, self.final)
         return dataclasses.replace(planned, beta=self._beta(step))
 
