@@ -5,7 +5,6 @@ the package installs all the same, and runs on the plain TensorFlow kernels. Wit
 CUDA_HOME, or on the path) the native kernels are those of the CPU.
 """
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -15,9 +14,20 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import setuptools
 from setuptools import Distribution, Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+
+# Without build isolation nobody else looks at what pyproject.toml asks for.
+_OLDEST_SETUPTOOLS = 77
+if int(setuptools.__version__.partition(".")[0]) < _OLDEST_SETUPTOOLS:
+    raise SystemExit(
+        f"tf_scalecom: expected setuptools {_OLDEST_SETUPTOOLS} or newer to build with; received "
+        f"{setuptools.__version__}. Leave out --no-build-isolation, or first run "
+        f"`pip install 'setuptools>={_OLDEST_SETUPTOOLS}'`."
+    )
+
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
 
 NATIVE = pathlib.Path("custom_ops")
 
@@ -27,6 +37,30 @@ import json, tensorflow as tf
 print(json.dumps([tf.version.VERSION, tf.sysconfig.get_compile_flags(),
                   tf.sysconfig.get_link_flags()]))
 """
+
+
+def find_tensorflow() -> tuple[str, list[str], list[str]]:
+    """Version, compiler's and linker's flags of the TensorFlow to build for.
+
+    pip builds in an environment of its own, which is no more than a PYTHONPATH (and no user
+    site-packages) for the interpreter that the package is installed for. Without these the same
+    interpreter has what is installed there, TensorFlow too.
+
+    Raises:
+        OSError: There is none.
+    """
+    outside = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
+    for environment in (dict(os.environ), outside):
+        facts = subprocess.run(
+            [sys.executable, "-c", TENSORFLOW_FACTS],
+            capture_output=True, text=True, env=environment,
+        )  # fmt: skip
+        if facts.returncode == 0:
+            return json.loads(facts.stdout.splitlines()[-1])
+    said = facts.stderr.strip().splitlines() or [f"exit code {facts.returncode}"]
+    raise OSError(
+        f"TensorFlow is not there to build for ({said[-1]}): install it, then this package again"
+    )
 
 
 def sources() -> dict:
@@ -63,10 +97,7 @@ class BuildOps(build_ext):
         target = pathlib.Path(self.get_ext_fullpath(extension.name)).absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
         pathlib.Path(self.build_temp).mkdir(parents=True, exist_ok=True)
-        facts = subprocess.run(
-            [sys.executable, "-c", TENSORFLOW_FACTS], capture_output=True, text=True, check=True
-        )
-        version, compile_flags, link_flags = json.loads(facts.stdout.splitlines()[-1])
+        version, compile_flags, link_flags = find_tensorflow()
         lists = sources()
         includes = ["-Iinclude", "-I."]
         gxx = [self.compiler.compiler_cxx[0], *lists["COMMON_FLAGS"], *includes]
@@ -108,9 +139,6 @@ class BuildOps(build_ext):
         subprocess.run(command, cwd=NATIVE, check=True)
 
     def run(self):
-        if importlib.util.find_spec("tensorflow") is None:
-            self._say_without("TensorFlow is not there to build for (--no-build-isolation)")
-            return
         try:
             super().run()
         except (OSError, subprocess.CalledProcessError) as error:
