@@ -20,7 +20,7 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tf_scalecom import cluster as cluster_lib
-from tf_scalecom import empty_batches, keras_epochs
+from tf_scalecom import empty_batches, keras_epochs, made_in_scope, proxies
 from tf_scalecom.agreement import VARIABLE, path_of_new_variable
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning
@@ -77,6 +77,8 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             # A strategy before this one started the process's one server.
             self._std_server_started = True
         else:
+            _require_fresh_tensorflow()
+            proxies.go_around(itertools.chain.from_iterable(cluster.jobs.values()))
             cluster_lib.wait_for_peers(cluster)
             _configure_coordination_service(cluster)
         super()._initialize_multi_worker(cluster_resolver)
@@ -106,6 +108,23 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             split = tf.config.get_logical_device_configuration(physical) or [None]
             devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(len(split)))
         return devices, kind
+
+    def require_trains(self):
+        """Raises ValueError on an evaluator, which trains with nobody."""
+        if self._cluster is not None and self._cluster.task_type == "evaluator":
+            raise ValueError(
+                f"fit: expected a task that trains with others, received a call on "
+                f"{self._cluster.name}. There, load what the training saves and call evaluate(); "
+                "`strategy.cluster_resolver.task_type` says which task this is."
+            )
+
+    def _validate_colocate_with_variable(self, colocate_with_variable):
+        made_in_scope.require_variable(colocate_with_variable)
+        super()._validate_colocate_with_variable(colocate_with_variable)
+
+    def _update(self, var, fn, args, kwargs, group):
+        made_in_scope.require_variable(var)
+        return super()._update(var, fn, args, kwargs, group)
 
     def _install_cross_device_ops(self):
         self._collective_keys = _collective_keys
@@ -325,6 +344,19 @@ def _is_finite_check(fn):
         isinstance(getattr(fn, "__self__", None), keras.optimizers.LossScaleOptimizer)
         and fn.__name__ == "check_finite"
     )
+
+
+def _require_fresh_tensorflow():
+    """Says what to move where, while no other worker waits for this one yet."""
+    # What TensorFlow itself looks at; once its runtime has started, it takes no cluster any more.
+    if context.context()._context_handle is not None:
+        raise RuntimeError(
+            "Expected MultiWorkerMirroredStrategy to be made before anything else runs in "
+            "TensorFlow; received a process in which something has: a tensor, a dataset, a layer "
+            "or a model was made, a random number drawn, or devices were listed. Make the "
+            "strategy first, right after the imports and settings (`set_random_seed`, "
+            "`tf.config.set_...`), and move what stands before it behind it."
+        )
 
 
 def _configure_coordination_service(cluster):

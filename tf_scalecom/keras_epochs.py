@@ -13,6 +13,7 @@ object at hand.
 import inspect
 import sys
 
+import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
@@ -39,6 +40,23 @@ _DOING = {
 def called_to_build_model(depth=2) -> bool:
     """Whether the caller's caller is Keras, reducing a batch only to learn its shapes."""
     return sys._getframe(depth).f_code is _BUILD_MODEL
+
+
+def model_to_build(depth=2) -> tuple[keras.Model, object, bool] | None:
+    """What the caller's caller is about to build, if it is Keras: model, batch, whether to train."""
+    frame = sys._getframe(depth)
+    if frame.f_code is not _BUILD_MODEL:
+        return None
+    call = frame.f_locals
+    return call["self"], call["data_batch"], frame.f_back.f_code is _FIT
+
+
+def model_in_fit(depth=2) -> keras.Model | None:
+    """The model in whose `fit` the caller's caller makes an epoch iterator, if any."""
+    frame = sys._getframe(depth)
+    if frame.f_code is not TFEpochIterator.__init__.__code__ or frame.f_back.f_code is not _FIT:
+        return None
+    return frame.f_back.f_locals["self"]
 
 
 def called_to_count_data(depth=2) -> bool:

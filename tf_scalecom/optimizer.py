@@ -18,6 +18,7 @@ from tf_scalecom.compression import (
     check_warmup_steps,
 )
 from tf_scalecom.gradient_norm import GradientNorm
+from tf_scalecom.made_in_scope import require_optimizer
 from tf_scalecom.report import CompressionReport, compression_report
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.supported import check_inner, check_strategy, check_takes_zeros
@@ -167,6 +168,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         Raises:
           ValueError: the workers' optimizers or variables differ.
         """
+        if tf.distribute.has_strategy():
+            require_optimizer(self, tf.distribute.get_strategy())
         layout = self._config.layout(variables)
         if layout.compressed:
             check_takes_zeros(self.inner_optimizer)
@@ -180,6 +183,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 stack.enter_context(self._distribution_strategy.scope())
             for position in layout.compressed:
                 residuals[position] = self._add_residual(variables[position], position)
+            self.inner_optimizer.build(variables)
         self._state = CompressionState(
             layout,
             residuals,
@@ -189,7 +193,6 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             GradientNorm(),
             self.hierarchical,
         )
-        self.inner_optimizer.build(variables)
         self._trainable_variables = list(variables)
         self.built = True
 
@@ -306,6 +309,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         grads = list(grads)
         if not grads:
             return
+        require_optimizer(self, tf.distribute.get_strategy())
         variables = self._known_variables(grads, trainable_variables)
         context = tf.distribute.get_replica_context()
         if context is None:

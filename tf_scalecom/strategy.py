@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_scalecom import keras_epochs
+from tf_scalecom import first_batch, keras_epochs, made_in_scope
 from tf_scalecom.extended import Extended
 
 
@@ -70,6 +70,19 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 or tf.distribute.experimental.CommunicationOptions(),
             ),
         )
+        if len(self.extended.workers.names) > 1:
+            made_in_scope.watch_fit_outside(self)
+
+    def scope(self):
+        """As TensorFlow's. Here Keras comes, too, when it is about to build a model for its data."""
+        building = keras_epochs.model_to_build()
+        if building is not None:
+            model, batch, to_train = building
+            if to_train:
+                self.extended.require_trains()
+                made_in_scope.require_optimizer(model.optimizer, self)
+            first_batch.prepare_to_build(model, batch, self)
+        return super().scope()
 
     def reduce(self, reduce_op, value, axis=None):
         """Reduces a value over all replicas and, given an axis, over that axis.
