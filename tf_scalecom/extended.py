@@ -20,7 +20,7 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tf_scalecom import cluster as cluster_lib
-from tf_scalecom import empty_batches, keras_epochs, made_in_scope, proxies
+from tf_scalecom import cache_files, empty_batches, keras_epochs, made_in_scope, proxies
 from tf_scalecom.agreement import VARIABLE, path_of_new_variable
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning
@@ -299,7 +299,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         return kind(
             self._input_workers_with_options(options),
             self._container_strategy(),
-            keras_epochs.without_tuner(dataset),
+            self._prepared(dataset),
             num_replicas_in_sync=self._num_replicas_in_sync,
             input_context=self._make_input_context(),
             options=self._iterator_options(options),
@@ -317,9 +317,14 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             self._input_workers_with_options(options),
             self._container_strategy(),
             input_contexts=[self._make_input_context()],
-            dataset_fn=lambda place: keras_epochs.without_tuner(dataset_fn(place)),
+            dataset_fn=lambda place: self._prepared(dataset_fn(place)),
             options=self._iterator_options(options),
         )
+
+    def _prepared(self, dataset):
+        if self._num_workers > 1:
+            dataset = cache_files.one_per_worker(dataset, self._id_in_cluster, self._num_workers)
+        return keras_epochs.without_tuner(dataset)
 
     def _iterator_options(self, options):
         on_host = self._local_device_type == "CPU" and len(self.worker_devices) == 1
