@@ -59,7 +59,7 @@ def find_tensorflow() -> tuple[str, list[str], list[str]]:
             return json.loads(facts.stdout.splitlines()[-1])
     said = facts.stderr.strip().splitlines() or [f"exit code {facts.returncode}"]
     raise OSError(
-        f"TensorFlow is not there to build for ({said[-1]}): install it, then this package again"
+        f"TensorFlow is not there to build for ({said[-1]}): install it, then the package again"
     )
 
 

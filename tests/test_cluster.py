@@ -94,6 +94,19 @@ def test_the_strategy_reads_the_configuration_before_it_starts_anything(monkeypa
         tf_scalecom.MultiWorkerMirroredStrategy()
 
 
+@pytest.mark.parametrize("workers", [["127.0.0.1:1"], ["a:1", "b:1"], ["a:1", "b:1", "c:1"]])
+def test_what_ran_before_the_strategy_is_said_while_nobody_waits(monkeypatch, workers):
+    import tf_scalecom
+
+    tf.constant(0)  # as in any dataset, layer, model or random number
+    monkeypatch.setenv("TF_CONFIG", config({"worker": workers}))
+    monkeypatch.setenv("TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS", "300")
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"Expected .* made before .*; received .* dataset.*Make"):
+        tf_scalecom.MultiWorkerMirroredStrategy()
+    assert time.monotonic() - start < 20
+
+
 def test_a_resolver_is_read_and_checked():
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": ["a:1", "b:1"]}), task_type="worker", task_id=1

@@ -96,6 +96,18 @@ def test_the_same_as_text(capsys, monkeypatch):
     ]  # fmt: skip
 
 
+def test_proxies_are_said_by_name_and_are_no_problem(doctor, capsys, monkeypatch):
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    assert doctor("")[1]["proxies"] == []
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example:3128")
+    code, report = doctor("")
+    assert code == 0 and report["proxies"] == ["https_proxy"]
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "\nproxies     https_proxy: workers go around them\n" in said and "secret" not in said
+
+
 def test_kernels_that_are_asked_for_and_missing_are_a_problem(doctor, monkeypatch):
     sc.ops.backend.cache_clear()
     monkeypatch.setenv("TF_SCALECOM_BACKEND", "fast")

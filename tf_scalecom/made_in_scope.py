@@ -18,8 +18,9 @@ _ADVICE = (
     "`with strategy.scope():`."
 )
 
-# Those of several workers that this process has made.
+# Those that this process has made.
 _strategies: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
+_said: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def require_variable(variable) -> None:
@@ -49,10 +50,8 @@ def require_optimizer(optimizer, strategy: tf.distribute.Strategy) -> None:
 def watch_fit_outside(strategy: tf.distribute.Strategy) -> None:
     """From now on it is said when `fit` trains a model that was made outside of all scopes.
 
-    It is a warning, as a worker may well train a model of its own.
-
-    Args:
-        strategy: one of several workers.
+    Where the strategy has several workers that is a warning, as one of them may well train a model
+    of its own; it is an error if the optimizer was made inside.
     """
     _strategies.add(strategy)
     if not tf.distribute.has_strategy():
@@ -67,14 +66,16 @@ def _watch_default_strategy():
 
     def watched(dataset, options=None):
         model = keras_epochs.model_in_fit()
-        if model is not None and _strategies:
+        if model is not None:
             require_optimizer(model.optimizer, default)
-            logging.log_first_n(
-                logging.WARNING,
-                "tf_scalecom: fit trains model %r on this worker alone: it was made outside of the "
-                "strategy's scope. %s",
-                1, model.name, _ADVICE,
-            )  # fmt: skip
+            alone = any(len(s.extended.workers.names) > 1 for s in _strategies)
+            if alone and model not in _said:
+                _said.add(model)
+                logging.warning(
+                    "tf_scalecom: fit trains model %r on this worker alone: it was made outside of "
+                    "the strategy's scope. %s",
+                    model.name, _ADVICE,
+                )  # fmt: skip
         return distribute(dataset, options)
 
     default.experimental_distribute_dataset = watched

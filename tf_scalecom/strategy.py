@@ -70,8 +70,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 or tf.distribute.experimental.CommunicationOptions(),
             ),
         )
-        if len(self.extended.workers.names) > 1:
-            made_in_scope.watch_fit_outside(self)
+        made_in_scope.watch_fit_outside(self)
 
     def scope(self):
         """As TensorFlow's. Here Keras comes, too, when it is about to build a model for its data."""

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 
+from tf_scalecom import proxies
 from tf_scalecom.agreement import differences
 from tf_scalecom.argument_types import seconds
 from tf_scalecom.cluster import Cluster, parse_tf_config
@@ -47,6 +48,7 @@ def run_command(_: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         "compilers": machine.compilers(),
         "gpus": machine.gpus(),
         "tensorflow_build": machine.tensorflow_build(),
+        "proxies": proxies.in_environment(),
         **_network(args, problems),
         "problems": problems,
     }
@@ -138,6 +140,8 @@ def _text(report, bandwidth):
     build = report["tensorflow_build"]
     cuda = "CUDA {cuda}, cuDNN {cudnn}".format(**build) if build["cuda"] else "no CUDA"
     lines.append(("TensorFlow", f"built with {cuda}"))
+    if report["proxies"]:
+        lines.append(("proxies", f"{', '.join(report['proxies'])}: workers go around them"))
     lines.append(("TF_CONFIG", _verdict(report)))
     for name, peer in (report["peers"] or {}).items():
         if peer["doctor"]:

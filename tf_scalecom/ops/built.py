@@ -61,7 +61,7 @@ def check_tensorflow(library: pathlib.Path) -> None:
             f"expected {library.name} to be built for TensorFlow {tf.version.VERSION} (C++11 ABI "
             f"{abi}), which is running; received one built for TensorFlow "
             f"{built.tensorflow or 'unknown'} (C++11 ABI {built.cxx11_abi or 'unknown'}). Install "
-            "the package again: pip install --no-build-isolation"
+            "the package again."
         )
 
 
