@@ -94,11 +94,11 @@ def layer_outside(strategy, wrapped):
 
 
 OUTSIDE = {
-    optimizer_outside: "Expected an optimizer made where its model is, in a strategy's scope; recei",
-    optimizer_by_name_outside: "received Adam, made outside of the strategy's scope. Make the mode",
-    slots_outside: "in a strategy's scope; received .*, made outside of the strategy's scope. Make",
-    model_outside: "where its model is, outside of the strategy's scope; received .* in a strategy",
-    layer_outside: "Expected a variable made in the scope .*; received .*/kernel.*, made outside.",
+    optimizer_outside: "Expected an optimizer made where its model is, in a strategy's scope; rec",
+    optimizer_by_name_outside: "received Adam, made outside of the strategy's scope. Make",
+    slots_outside: "in a strategy's scope; received .*, made outside of the strategy's scope",
+    model_outside: "its model is, outside of the strategy's scope; received .* in a strategy",
+    layer_outside: "Expected a variable made in the scope .*; received .*/kernel.*, made outside",
 }
 
 

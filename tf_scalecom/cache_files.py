@@ -16,10 +16,10 @@ _LEAVE_STATE = 1
 
 
 def one_per_worker(dataset: tf.data.Dataset, rank: int, num_workers: int) -> tf.data.Dataset:
-    """The dataset, with "-worker-RANK-of-NUMBER" after the path of each cache file in it.
+    """The dataset, with "-worker-RANK-of-NUMBER" after the path of each cache file.
 
-    A cache inside a function of the dataset, as of `interleave`, is not found. Renaming goes through
-    a description of the dataset with all of its data: gigabytes held in memory are refused.
+    A cache inside a function of the dataset, as of `interleave`, is not found. Renaming goes
+    through a description of the dataset with all data that it holds: gigabytes are refused.
 
     Raises:
         ValueError: It cannot be renamed.

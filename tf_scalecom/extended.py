@@ -19,8 +19,8 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
-from tf_scalecom import cluster as cluster_lib
 from tf_scalecom import cache_files, empty_batches, keras_epochs, made_in_scope, proxies
+from tf_scalecom import cluster as cluster_lib
 from tf_scalecom.agreement import VARIABLE, path_of_new_variable
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning

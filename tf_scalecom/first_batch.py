@@ -1,4 +1,4 @@
-"""Keras's look at a first batch, to build a model of the strategy for it: what can be wrong there."""
+"""What can be wrong when Keras builds a model of the strategy for its first batch."""
 
 import keras
 import tensorflow as tf

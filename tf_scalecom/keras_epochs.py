@@ -43,20 +43,21 @@ def called_to_build_model(depth=2) -> bool:
 
 
 def model_to_build(depth=2) -> tuple[keras.Model, object, bool] | None:
-    """What the caller's caller is about to build, if it is Keras: model, batch, whether to train."""
+    """Model, batch and whether to train, if the caller's caller is Keras, about to build one."""
     frame = sys._getframe(depth)
     if frame.f_code is not _BUILD_MODEL:
         return None
-    call = frame.f_locals
-    return call["self"], call["data_batch"], frame.f_back.f_code is _FIT
+    to_train = sys._getframe(depth + 1).f_code is _FIT
+    return frame.f_locals["self"], frame.f_locals["data_batch"], to_train
 
 
 def model_in_fit(depth=2) -> keras.Model | None:
     """The model in whose `fit` the caller's caller makes an epoch iterator, if any."""
     frame = sys._getframe(depth)
-    if frame.f_code is not TFEpochIterator.__init__.__code__ or frame.f_back.f_code is not _FIT:
+    if frame.f_code is not TFEpochIterator.__init__.__code__:
         return None
-    return frame.f_back.f_locals["self"]
+    caller = sys._getframe(depth + 1)
+    return caller.f_locals["self"] if caller.f_code is _FIT else None
 
 
 def called_to_count_data(depth=2) -> bool:

@@ -73,7 +73,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         made_in_scope.watch_fit_outside(self)
 
     def scope(self):
-        """As TensorFlow's. Here Keras comes, too, when it is about to build a model for its data."""
+        """As TensorFlow's. Keras, too, enters it: when it is to build a model for its data."""
         building = keras_epochs.model_to_build()
         if building is not None:
             model, batch, to_train = building
