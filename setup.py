@@ -15,8 +15,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import setuptools
-from setuptools import Distribution, Extension, setup
-from setuptools.command.build_ext import build_ext
 
 # Without build isolation nobody else looks at what pyproject.toml asks for.
 _OLDEST_SETUPTOOLS = 77
@@ -27,7 +25,9 @@ if int(setuptools.__version__.partition(".")[0]) < _OLDEST_SETUPTOOLS:
         f"`pip install 'setuptools>={_OLDEST_SETUPTOOLS}'`."
     )
 
+from setuptools import Distribution, Extension, setup  # noqa: E402
 from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
+from setuptools.command.build_ext import build_ext  # noqa: E402
 
 NATIVE = pathlib.Path("custom_ops")
 

@@ -1,9 +1,13 @@
 """How the native kernels are built, and what is said where they are not or do not fit."""
 
+import os
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import setuptools
 import tensorflow as tf
 from idle_jobs import idle_job
 from package_source import ROOT, TRAIN, copy_source, run
@@ -39,6 +43,45 @@ def test_without_a_compiler_it_installs_and_trains_on_the_twin(without_a_compile
     assert "Successfully installed tf-scalecom" in installed
     assert trained.count("plain TensorFlow kernels: the op library cannot be loaded") == 1
     assert "trained True" in trained
+
+
+def test_in_pips_own_environment_it_builds_for_the_installed_tensorflow(tmp_path):
+    """As far as the compiler, which would take its time."""
+    source, inside, empty = tmp_path / "source", tmp_path / "inside", tmp_path / "empty"
+    copy_source(source)
+    inside.mkdir()
+    empty.mkdir()
+    # What pip makes: a path with what the build asks for, and nothing of what is installed.
+    for path in Path(setuptools.__file__).parent.parent.glob("setuptools*"):
+        (inside / path.name).symlink_to(path)
+    (inside / "sitecustomize.py").write_text(
+        "import sys\nsys.path[:] = [path for path in sys.path if 'site-packages' not in path]\n"
+    )
+    build = (
+        "import importlib.util, setuptools.build_meta\n"
+        "print('inside:', importlib.util.find_spec('tensorflow'))\n"
+        "setuptools.build_meta.build_wheel('.')\n"
+    )
+    said = run(
+        sys.executable, "-c", build,
+        cwd=source, PYTHONPATH=str(inside), PATH=str(empty), CUDA_HOME="", CXX="", CC="",
+    )  # fmt: skip
+    assert "inside: None" in said
+    assert "the native kernels were not built: [Errno 2] No such file or directory: " in said
+    assert list(source.glob("*.whl"))
+
+
+def test_a_setuptools_too_old_to_build_with_is_said(tmp_path):
+    (tmp_path / "setuptools.py").write_text("__version__ = '65.5.0'")
+    process = subprocess.run(
+        [sys.executable, ROOT / "setup.py", "--version"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == 1
+    assert process.stderr.startswith("tf_scalecom: expected setuptools 77 or newer to build with; ")
+    assert "received 65.5.0. Leave out --no-build-isolation, or first run `pip install" in (
+        process.stderr
+    )
 
 
 @needs_library

@@ -72,7 +72,7 @@ def _watch_default_strategy():
             if alone and model not in _said:
                 _said.add(model)
                 logging.warning(
-                    "tf_scalecom: fit trains model %r on this worker alone: it was made outside of "
+                    "tf_scalecom: fit trains model %s on this worker alone: it was made outside of "
                     "the strategy's scope. %s",
                     model.name, _ADVICE,
                 )  # fmt: skip
