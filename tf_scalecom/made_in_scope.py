@@ -67,7 +67,7 @@ def _watch_default_strategy():
     def watched(dataset, options=None):
         model = keras_epochs.model_in_fit()
         if model is not None:
-            require_optimizer(model.optimizer, default)
+            require_optimizer(getattr(model, "optimizer", None), default)
             alone = any(len(s.extended.workers.names) > 1 for s in _strategies)
             if alone and model not in _said:
                 _said.add(model)
@@ -82,5 +82,6 @@ def _watch_default_strategy():
 
 
 def _place(strategy):
-    default = type(strategy).__name__.startswith("_Default")
+    # TensorFlow's stand-in where there is none has no public name.
+    default = type(strategy).__name__ == "_DefaultDistributionStrategy"
     return f"{'outside of the' if default else 'in a'} strategy's scope"

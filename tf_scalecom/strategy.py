@@ -79,7 +79,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             model, batch, to_train = building
             if to_train:
                 self.extended.require_trains()
-                made_in_scope.require_optimizer(model.optimizer, self)
+                made_in_scope.require_optimizer(getattr(model, "optimizer", None), self)
             first_batch.prepare_to_build(model, batch, self)
         return super().scope()
 
