@@ -33,7 +33,7 @@ _OWN = (
     "They all need this one folder, writable, with space for two backups, and no other training "
     "may use it: give each a folder of its own.",
 )
-_READ = ("read the backup in", "Delete the folder to start from the beginning.")
+_READ = ("read the backup in", "Delete the backups there to start from the beginning.")
 
 
 class BackupError(OSError):

@@ -38,8 +38,8 @@ def fit_to_backup(
         f"Optimizers of the model and of the backup in {folder}",
         [_classes(held), _classes(now["optimizers"], but=new)],
         _NAMES,
-        "Use those of the backup, whose state means nothing to others, or delete the folder to "
-        "start from the beginning.",
+        "Use those of the backup, whose state means nothing to others, or delete the backups "
+        "there to start from the beginning.",
     )
     _check_variables("model.", backup, now, new, folder)  # those that optimizers are built for
     training_state.build_as_described(model, backup)
@@ -82,7 +82,7 @@ def _check_variables(prefix, backup, now, new, folder):
         f"Variables of the model and of the backup in {folder}",
         [then, here],
         _NAMES,
-        "Build the model as it was, or delete the folder to start from the beginning.",
+        "Build the model as it was, or delete the backups there to start from the beginning.",
     )
 
 
