@@ -109,7 +109,7 @@ def test_what_a_killed_backup_left_does_not_count_and_goes_with_the_next(tmp_pat
 
 
 def earlier_backup(folder, number, epoch, **fields):
-    """One as version 0.1 wrote them."""
+    """One of format 1."""
     place = folder / f"{number:08d}"
     place.mkdir()
     arrays = {f"{name}/0": part for name, (part,) in STATE.items()}
@@ -122,7 +122,7 @@ def earlier_backup(folder, number, epoch, **fields):
     return place
 
 
-def test_a_backup_of_version_0_1_is_read_and_then_deleted_if_it_is_ours_without_doubt(tmp_path):
+def test_a_backup_of_format_1_is_read_and_then_deleted_if_it_is_ours_without_doubt(tmp_path):
     damaged = earlier_backup(tmp_path, 6, epoch=6)
     (damaged / "backup.json").write_text("{}")
     earlier_backup(tmp_path, 7, epoch=7)

@@ -68,7 +68,8 @@ def test_a_process_that_ends_by_itself_takes_its_mark_down(tmp_path):
 
 
 def test_a_process_that_has_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path):
-    mark = {**backup_owner._this_process(), "run": "of a dead one", "pid": os.getppid()}
+    mark = {"run": "of a dead one", **backup_owner._this_process()}
+    mark |= {"pid": os.getppid(), "started": mark["started"] - 1000}
     (tmp_path / MARK).write_text(json.dumps(mark))
     begin = time.monotonic()
     Owner(tmp_path).claim()

@@ -72,7 +72,7 @@ def _check_variables(prefix, backup, now, new, folder):
     """Raises unless the variables whose names begin so are those of the backup."""
     then = {n: fields for n, fields in backup["variables"].items() if n.startswith(prefix)}
     here = {
-        # Only what the backup says of them: one of version 0.1 says nothing of roles.
+        # Only what the backup says of them: one of format 1 says nothing of roles.
         name: {key: fields[key] for key in then.get(name, fields) if key in fields}
         for name, fields in now["variables"].items()
         if name.startswith(prefix)

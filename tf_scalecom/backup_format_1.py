@@ -1,4 +1,4 @@
-"""What backups of version 0.1 hold, in the form of today's.
+"""What backups of format 1 hold, in the form of today's.
 
 They knew one optimizer, and counted the model's variables among those of a `ScaleComOptimizer`,
 unless a `LossScaleOptimizer` was around it.

@@ -48,11 +48,10 @@ class Owner:
         while not self._create():
             before = _touched(self._path)
             found = read(self._path)
+            if before is None:
+                continue  # its owner has taken it down just now
             if _lives(self._path, found, before):
-                raise FileExistsError(
-                    f"process {found.get('pid')} on {found.get('host')}, which still runs, backs "
-                    "up its training there"
-                )
+                raise FileExistsError(f"{_who(self._path)}, which still runs, backs up there")
             if read(self._path) == found:
                 self._path.unlink(missing_ok=True)
         stopped = threading.Event()
@@ -67,11 +66,10 @@ class Owner:
         """Raises OSError unless the folder is still this training's."""
         if read(self._path).get("run") == self._run or self._create():  # if someone deleted it
             return
-        found = read(self._path)
         raise FileExistsError(
             "another BackupAndRestore of this process backs up there"
-            if found.get("pid") == os.getpid()
-            else f"process {found.get('pid')} on {found.get('host')} took it over"
+            if read(self._path).get("pid") == os.getpid()
+            else f"{_who(self._path)} took it over"
         )
 
     def release(self) -> None:
@@ -103,6 +101,11 @@ def read(path: Path) -> dict:
     return mark if isinstance(mark, dict) else {}
 
 
+def _who(path):
+    mark = read(path)
+    return f"process {mark.get('pid')} on {mark.get('host')}"
+
+
 def _touch_until(stopped, path):
     while not stopped.wait(TOUCH_SECONDS):
         with contextlib.suppress(OSError):
@@ -126,10 +129,9 @@ def _lives(path, mark, touched):
         if runs is not None:
             return runs
     logging.warning(
-        "tf_scalecom: waiting %.0f s to see whether process %s on %s still uses %s.",
+        "tf_scalecom: looking for %.0f s whether %s still backs up to %s.",
         TAKEOVER_SECONDS,
-        mark.get("pid"),
-        mark.get("host"),
+        _who(path),
         path.parent,
     )
     deadline = time.monotonic() + TAKEOVER_SECONDS

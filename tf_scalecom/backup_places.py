@@ -6,8 +6,8 @@
         ...
 
 A backup is a folder of such a name with a mark that repeats it: a copy under another name is the
-user's. Of a backup only the files that were written into it are deleted. Up to version 0.1 a backup
-was a folder `00000007` without a mark; it is deleted only if its `backup.json` is as we write it.
+user's. Of a backup only the files that were written into it are deleted. In format 1 a backup was a
+folder `00000007` without a mark; it is deleted only if its `backup.json` is as it was written.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ def _is_marked(place):
 
 
 def _is_earlier(place):
-    """Whether it looks like a complete backup of version 0.1; a date's folder does not."""
+    """Whether it looks like a complete backup of format 1, as a date's folder does not."""
     named = _EARLIER_NAME.fullmatch(place.name)
     return bool(named) and (place / META).is_file() and shard(place, 0).is_file()
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import keras
 
 _HELD = (keras.layers.Layer, keras.optimizers.Optimizer)
+_LOOKED_INTO = (*_HELD, dict, list, tuple)
 
 
 def layers(model: keras.Model) -> dict[str, keras.layers.Layer]:
@@ -37,7 +38,7 @@ def _held(model) -> dict[str, object]:
     seen: dict[int, object] = {}  # by id; it keeps them, so that no id comes twice
 
     def visit(path, value):
-        if isinstance(value, (*_HELD, dict, list, tuple)) and id(value) not in seen:
+        if isinstance(value, _LOOKED_INTO) and id(value) not in seen:
             seen[id(value)] = value
             if isinstance(value, _HELD):
                 held[path] = value
@@ -57,7 +58,11 @@ def _children(value):
         return enumerate(value)
     # Not a Sequential's layers once more, in a functional model of its own, nor all in TensorFlow's
     # own lists.
-    named = [i for i in vars(value).items() if not i[0].startswith(("_functional", "_self_"))]
+    named = [
+        (name, child)
+        for name, child in vars(value).items()
+        if isinstance(child, _LOOKED_INTO) and not name.startswith(("_functional", "_self_"))
+    ]
     # By the name that the user gave rather than in one of Keras's lists of everything.
     named.sort(key=lambda item: (item[0].startswith("_"), item[0]))
     if isinstance(value, keras.Sequential) or hasattr(value, "operations"):  # or functional

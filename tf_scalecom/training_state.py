@@ -55,22 +55,29 @@ def describe(model: keras.Model) -> dict:
         learning rate where that is a variable, and so part of the state; "variables": places among
         the model's of those it was built with, or None before}.
     """
-    roles = _roles(model)
+    optimizers = model_objects.optimizers(model)
+    variables = _variables(model, optimizers)
+    roles = _roles(variables, optimizers)
+    places = {id(variable): place for place, variable in enumerate(model.variables)}
     return {
         "variables": {
             name: {
-                "shape": parts[0].shape.as_list(),
-                "dtype": parts[0].dtype.name,
+                "shape": list(variable.shape),
+                "dtype": variable.dtype,
                 **({"role": roles[name]} if name in roles else {}),
             }
-            for name, parts in _replicas(model).items()
+            for name, variable in variables.items()
         },
         "optimizers": {
             path: {
                 "config": describe_optimizer(optimizer),
-                "variables": _places(optimizer, model) if optimizer.built else None,
+                "variables": (
+                    [places.get(id(variable)) for variable in _trained(optimizer)]
+                    if optimizer.built
+                    else None
+                ),
             }
-            for path, optimizer in model_objects.optimizers(model).items()
+            for path, optimizer in optimizers.items()
         },
     }
 
@@ -127,10 +134,10 @@ def _group(kind, path):
     return kind if path == _MAIN else f"{kind}[{path}]"
 
 
-def _variables(model) -> dict[str, keras.Variable]:
+def _variables(model, optimizers) -> dict[str, keras.Variable]:
     groups = {"model": model.variables}
     taken = {id(variable) for variable in model.variables}
-    for path, optimizer in model_objects.optimizers(model).items():
+    for path, optimizer in optimizers.items():
         scalecom = scalecom_optimizer(optimizer)
         residuals = scalecom.residual_variables if scalecom is not None and scalecom.built else []
         taken |= {id(residual) for residual in residuals}
@@ -146,7 +153,8 @@ def _variables(model) -> dict[str, keras.Variable]:
 
 def _replicas(model) -> dict[str, tuple[tf.Variable, ...]]:
     unwrap = model.distribute_strategy.experimental_local_results
-    return {name: unwrap(variable.value) for name, variable in _variables(model).items()}
+    variables = _variables(model, model_objects.optimizers(model))
+    return {name: unwrap(variable.value) for name, variable in variables.items()}
 
 
 def _trained(optimizer):
@@ -154,23 +162,14 @@ def _trained(optimizer):
     return optimizer._trainable_variables
 
 
-def _places(optimizer, model):
-    places = {id(variable): place for place, variable in enumerate(model.variables)}
-    return [places.get(id(variable)) for variable in _trained(optimizer)]
-
-
-def _roles(model) -> dict[str, str]:
+def _roles(variables, optimizers) -> dict[str, str]:
     """Name -> role, e.g. "momentum", of the variables that Keras named after the one they are for.
 
     Two optimizers of one class may keep different things in variables of the same shapes.
     """
-    trained = {
-        variable.path.replace("/", "_")
-        for optimizer in model_objects.optimizers(model).values()
-        for variable in _trained(optimizer)
-    }
+    trained = {v.path.replace("/", "_") for o in optimizers.values() for v in _trained(o)}
     roles = {}
-    for name, variable in _variables(model).items():
+    for name, variable in variables.items():
         stem, _, role = variable.name.rpartition("_")
         while stem and stem not in trained:
             stem, _, more = stem.rpartition("_")
