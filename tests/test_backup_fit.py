@@ -39,7 +39,9 @@ def back_up(model, folder):
 def said(monkeypatch):
     """The warnings of a restore."""
     lines = []
-    monkeypatch.setattr("tf_scalecom.backup_fit._warn", lambda folder, how: lines.append(how))
+    monkeypatch.setattr(
+        "tf_scalecom.backup_fit.logging.warning", lambda line, *parts: lines.append(line % parts)
+    )
     return lines
 
 

@@ -46,7 +46,12 @@ def fit_to_backup(
     now = training_state.describe(model)
     _check_variables("", backup, now, new, folder)
     if new:
-        _warn(folder, f"but not with the optimizers {new}, which it does not hold: they begin anew")
+        logging.warning(
+            "tf_scalecom: training goes on from %s, which does not hold the optimizers %s: they "
+            "begin anew.",
+            folder,
+            new,
+        )
     configs = [
         {path: optimizer["config"] for path, optimizer in optimizers.items() if path in held}
         for optimizers in (held, now["optimizers"])
@@ -89,8 +94,6 @@ def _check_variables(prefix, backup, now, new, folder):
 def _warn_of_changes(folder, what, descriptions):
     changes = shortened(differences(descriptions, _NAMES))
     if changes:
-        _warn(folder, f"with {what}: {'; '.join(changes)}")
-
-
-def _warn(folder, how):
-    logging.warning("tf_scalecom: training goes on from %s %s.", folder, how)
+        logging.warning(
+            "tf_scalecom: training goes on from %s with %s: %s.", folder, what, "; ".join(changes)
+        )

@@ -38,8 +38,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     epochs before. With other numbers of workers or replicas, each replica starts with an equal
     part of the sum of all residuals.
 
+    It holds all optimizers that are attributes of the model, or in lists, tuples and dictionaries
+    there, also in models inside.
+
     A backup that cannot be written, e.g. to a full disk, is reported in the log of all workers;
-    training goes on, and the backup before it stays.
+    training goes on, and the backup before it stays. Only what this callback wrote is deleted.
+
+    A folder belongs to one training at a time. After a crash the next one takes over at once on
+    the same machine, elsewhere after 20 s without a sign of life of the one before.
 
     Args:
         backup_dir: folder for the backups, the same one for all workers, and for this training run
@@ -49,10 +55,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: whether to delete the backup once `fit` is through.
 
     Raises:
-        OSError: in `fit`, if the folder is not shared, not writable, or the backup in it cannot be
-            read.
-        ValueError: an argument is out of its range; in `fit`, if the backup is of a model or
-            optimizer with other variables.
+        OSError: in `fit`, if the folder is not shared, not writable or another training's, or the
+            backup in it cannot be read.
+        ValueError: an argument is out of its range; in `fit`, if the backup is of a model with
+            other variables, or of optimizers of other classes.
     """
 
     def __init__(
