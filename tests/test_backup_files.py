@@ -201,6 +201,15 @@ def test_a_backup_of_another_kind_is_refused(tmp_path, change, complaint):
         alone(tmp_path).latest()
 
 
+def test_each_optimizer_has_its_own_number_of_residuals(tmp_path):
+    """One that is hierarchical has one residual on a worker of two replicas, another one two."""
+    ones = np.ones(3, np.float32)
+    folder = alone(tmp_path)
+    folder.save({"residual.0": [ones, 2 * ones], "residual[go].0": [4 * ones]}, {})
+    state = folder.load(folder.latest(), {"residual.0": [ones], "residual[go].0": [ones, ones]})
+    assert [[part[0] for part in parts] for parts in state.values()] == [[3], [2, 2]]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64", "bool"])
 def test_values_of_any_dtype_come_back(tmp_path, dtype):
     values = np.arange(6).reshape(2, 3).astype(dtype)

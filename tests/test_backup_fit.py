@@ -1,5 +1,7 @@
 """What of a model a backup holds, and what it says to another model or other optimizers."""
 
+import enum
+
 import keras
 import numpy as np
 import pytest
@@ -92,6 +94,24 @@ def test_what_an_optimizer_keeps_is_never_anothers(tmp_path, first, then, compla
 # --- Said ----------------------------------------------------------------------------------------
 
 
+class Mode(enum.StrEnum):
+    FAST = "fast"
+
+
+class Broken(layers.Layer):
+    """Whose configuration fails."""
+
+    def get_config(self):
+        raise RuntimeError("not now")
+
+
+class Odd(layers.Layer):
+    """Whose configuration holds what JSON gives back as something else."""
+
+    def get_config(self):
+        return {"mode": Mode.FAST, "rate": np.float64(0.1), "count": np.int64(3), "size": (1, 2)}
+
+
 class Scaled(layers.Layer):
     """With variables of the shapes that Dense(8) has, and an argument that no config can hold."""
 
@@ -163,6 +183,8 @@ def many_kinds():
         layers.Dense(8, lambda x: x * 2, kernel_initializer=keras.initializers.Constant(table)),
         layers.Dropout(0.2),
         Scaled(function=lambda x: x),
+        Broken(),
+        Odd(),
         layers.Reshape((4, 2)),
         layers.Bidirectional(layers.LSTM(3)),
         layers.Lambda(lambda x: x + 1),

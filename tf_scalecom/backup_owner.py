@@ -63,14 +63,17 @@ class Owner:
         return self._run
 
     def check(self) -> None:
-        """Raises OSError unless the folder is still this training's."""
-        if read(self._path).get("run") == self._run or self._create():  # if someone deleted it
-            return
-        raise FileExistsError(
-            "another BackupAndRestore of this process backs up there"
-            if read(self._path).get("pid") == os.getpid()
-            else f"{_who(self._path)} took it over"
-        )
+        """Raises OSError if the folder is another training's by now."""
+        found = read(self._path)
+        if not found:  # deleted, or out of reach for a moment: no other training did that
+            with contextlib.suppress(OSError):
+                self._create()
+        elif found.get("run") != self._run:
+            raise FileExistsError(
+                "another BackupAndRestore of this process backs up there"
+                if found.get("pid") == os.getpid()
+                else f"{_who(self._path)} took it over"
+            )
 
     def release(self) -> None:
         """Gives the folder up."""

@@ -5,6 +5,7 @@ its layers are swapped, or their activations are others.
 """
 
 import hashlib
+import json
 import re
 
 import keras
@@ -27,25 +28,25 @@ def describe_model(model: keras.Model) -> dict:
         path or "model": _describe_layer(layer)
         for path, layer in model_objects.layers(model).items()
     }
-    return {**layers, "loss": _plain(getattr(model, "loss", None))}
+    # As it comes back from a file, or an enumeration's value would differ from itself.
+    return json.loads(json.dumps({**layers, "loss": _plain(getattr(model, "loss", None))}))
 
 
 def _describe_layer(layer):
     description = {"class": type(layer).__name__, "name": _name(layer.name, type(layer).__name__)}
-    try:
-        config = dict(layer.get_config())
-    except Exception:  # of the user's own code, or Keras's NotImplementedError where it has none
+    config = _config(layer)
+    if not isinstance(config, dict):
         return description
-    config.pop("name", None)
+    config = {key: value for key, value in config.items() if key != "name"}
     parts = config.pop("layers", None)  # of a model; they have descriptions of their own
-    if isinstance(parts, list) and all(isinstance(p, dict) and "inbound_nodes" in p for p in parts):
+    if "input_layers" in config and isinstance(parts, list):  # as functional models have it
         places = {part["name"]: place for place, part in enumerate(parts)}
         description["graph"] = [
             [part["class_name"], _plain(_with_places(part["inbound_nodes"], places))]
             for part in parts
         ]
         for ends in ("input_layers", "output_layers"):
-            description[ends] = _plain(_with_places(config.pop(ends, None), places))
+            description[ends] = _plain(_with_places(config.pop(ends), places))
     return {**description, "config": _plain(config)}
 
 
@@ -65,7 +66,16 @@ def _name(name, class_name):
     return stem if by_keras else name
 
 
+def _config(value):
+    try:
+        return value.get_config()
+    except Exception:  # the user's own code, or Keras's NotImplementedError where there is none
+        return None
+
+
 def _plain(value):
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, dict):
@@ -76,7 +86,7 @@ def _plain(value):
     if isinstance(value, np.ndarray):
         return f"{value.dtype} array of shape {value.shape}, {_digest(value.tolist())}"
     if hasattr(value, "get_config"):
-        return {"class_name": type(value).__name__, "config": _plain(value.get_config())}
+        return {"class_name": type(value).__name__, "config": _plain(_config(value))}
     if hasattr(value, "__name__"):  # a function or a class
         return "a lambda" if value.__name__ == "<lambda>" else value.__name__
     return type(value).__name__
