@@ -109,7 +109,8 @@ class Odd(layers.Layer):
     """Whose configuration holds what JSON gives back as something else."""
 
     def get_config(self):
-        return {"mode": Mode.FAST, "rate": np.float64(0.1), "count": np.int64(3), "size": (1, 2)}
+        numbers = {"rate": np.float64(0.1), "count": np.int64(3), "size": (1, 2)}
+        return {"mode": Mode.FAST, **numbers, "layers": [64, 32], "input_layers": 1}
 
 
 class Scaled(layers.Layer):

@@ -38,8 +38,9 @@ def _describe_layer(layer):
     if not isinstance(config, dict):
         return description
     config = {key: value for key, value in config.items() if key != "name"}
-    parts = config.pop("layers", None)  # of a model; they have descriptions of their own
-    if "input_layers" in config and isinstance(parts, list):  # as functional models have it
+    # Those of a model have descriptions of their own.
+    parts = config.pop("layers", None) if isinstance(layer, keras.Model) else None
+    if hasattr(layer, "operations") and "output_layers" in config:  # a functional one's
         places = {part["name"]: place for place, part in enumerate(parts)}
         description["graph"] = [
             [part["class_name"], _plain(_with_places(part["inbound_nodes"], places))]
