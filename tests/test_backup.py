@@ -12,7 +12,7 @@ from test_multi_worker import digest, digits
 from worker_cluster import WorkerCluster
 
 import tf_scalecom as sc
-from tf_scalecom.backup import BackupError, BackupFolder
+from tf_scalecom.backup import BackupFolder
 
 STEPS = 10  # of an epoch
 BATCH = 8
@@ -207,115 +207,6 @@ def test_a_full_disk_leaves_the_earlier_backup_and_training_goes_on(cluster, tmp
     assert json.loads(meta.read_text())["content"]["epoch"] == 1
 
 
-# --- One process ---------------------------------------------------------------------------------
-
-
-def alone(folder, rank=0):
-    return BackupFolder(folder, rank, lambda value, _: [value])
-
-
-def test_backups_are_counted_and_the_earlier_ones_deleted(tmp_path):
-    folder = alone(tmp_path)
-    assert folder.latest() is None
-    for epoch in range(3):
-        folder.save({"model.0": [np.full(3, epoch, np.float32)]}, {"epoch": epoch})
-    meta = folder.latest()
-    assert len(meta.pop("shards")) == 1
-    assert meta == {"number": "00000003", "epoch": 2, "residuals": [1]}
-    (value,) = folder.load(folder.latest(), {"model.0": [np.zeros(3, np.float32)]})["model.0"]
-    np.testing.assert_array_equal(value, [2, 2, 2])
-    assert [p.name for p in tmp_path.iterdir()] == ["00000003"]
-    folder.delete()
-    assert folder.latest() is None
-
-
-def test_an_incomplete_backup_does_not_count(tmp_path):
-    folder = alone(tmp_path)
-    folder.save({"model.0": [np.zeros(3)]}, {"epoch": 1})
-    folder.save({"model.0": [np.ones(3)]}, {"epoch": 2})
-    later = tmp_path / "00000003"
-    later.mkdir()
-    (later / "worker-0.npz").write_bytes(b"half of")
-    assert folder.latest()["epoch"] == 2
-
-
-STATE = {"model.0": [np.arange(300.0)], "residual.0": [np.ones(7, np.float32)]}
-
-
-def saved_file(tmp_path, name):
-    alone(tmp_path).save(STATE, {"epoch": 3, "variables": {}, "optimizer": {"beta": 0.3}})
-    (file,) = tmp_path.glob(f"*/{name}")
-    return file
-
-
-def read_back(tmp_path):
-    folder = alone(tmp_path)
-    meta = folder.latest()
-    return meta, {name: part.tolist() for name, (part,) in folder.load(meta, STATE).items()}
-
-
-@pytest.mark.parametrize("name", ["worker-0.npz", "backup.json"])
-def test_no_damage_to_a_file_goes_unnoticed(tmp_path, name):
-    file = saved_file(tmp_path, name)
-    content, whole = file.read_bytes(), read_back(tmp_path)
-    damaged = [b"", content[: len(content) // 2], content[:-1], content + b"x", b"[" * 100_000]
-    for place in range(0, len(content), 1 + len(content) // 300):
-        damaged.append(bytearray(content))
-        damaged[-1][place] ^= 1
-    noticed = 0
-    for other in damaged:
-        file.write_bytes(other)
-        try:
-            assert read_back(tmp_path) == whole  # an indent may have become another one
-        except BackupError as error:
-            noticed += 1
-            assert f"{name}: expected" in str(error) and ", received" in str(error)
-            assert "Delete the folder" in str(error)
-    assert noticed > len(damaged) / 2
-
-
-def test_a_lost_file_is_an_error(tmp_path):
-    saved_file(tmp_path, "worker-0.npz").unlink()
-    with pytest.raises(BackupError, match=r"No such file .*worker-0\.npz.*Delete the folder"):
-        read_back(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (lambda _: {}, r"a field 'format', received \[\]"),
-        (lambda _: [1], "a field 'format', received list"),
-        (lambda meta: {"epoch": 3, "residuals": [1]}, r"received \['epoch', 'residuals'\]"),
-        (lambda meta: {**meta, "format": 2, "tf_scalecom": "9.0"}, "received 2 of tf_scalecom 9.0"),
-        (lambda meta: {"format": 1}, r"received another \(the file's fields: \['format'\]"),
-        (lambda meta: {**meta, "content": {}}, "is damaged or was edited"),
-    ],
-)
-def test_a_backup_of_another_kind_is_refused(tmp_path, change, complaint):
-    file = saved_file(tmp_path, "backup.json")
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises(BackupError, match=f"backup.json: expected .*{complaint}"):
-        alone(tmp_path).latest()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64", "bool"])
-def test_values_of_any_dtype_come_back(tmp_path, dtype):
-    values = np.arange(6).reshape(2, 3).astype(dtype)
-    folder = alone(tmp_path)
-    saved = {"model.0": [values], "model.1": [values[0, 1]]}
-    folder.save(saved, {})
-    state = folder.load(folder.latest(), saved)
-    for got, wanted in ((state["model.0"][0], values), (state["model.1"][0], values[0, 1])):
-        assert got.dtype == wanted.dtype and got.shape == wanted.shape
-        assert got.tobytes() == wanted.tobytes()
-
-
-def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(BackupError, match="writable"):
-        alone(tmp_path / "file" / "backup").check_shared()
-
-
 def folder_of_own(strategy, folders):
     rank = strategy.extended._id_in_cluster
     try:
@@ -339,6 +230,9 @@ def test_bad_arguments_are_named():
             sc.callbacks.BackupAndRestore("folder", save_freq=save_freq)
 
 
+# --- One process ---------------------------------------------------------------------------------
+
+
 def test_a_number_of_batches_counts_them_under_several_steps_per_execution(tmp_path):
     model = build(tf.distribute.get_strategy())
     x, y = digits(10 * BATCH)
@@ -346,18 +240,17 @@ def test_a_number_of_batches_counts_them_under_several_steps_per_execution(tmp_p
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            meta = alone(tmp_path).latest()
-            saved_at.append((batch, meta and meta["number"]))
+            meta = BackupFolder(tmp_path, 0, lambda value, _: [value]).latest()
+            saved_at.append((batch, meta and meta["place"]))
 
     model.compile(model.optimizer, model.loss, steps_per_execution=2)
     model.fit(
         x, y, batch_size=BATCH, epochs=1, verbose=0,
         callbacks=[sc.callbacks.BackupAndRestore(tmp_path, save_freq=4), Watch()],
     )
-    assert saved_at == [
-        (1, None), (3, "00000001"), (5, "00000001"), (7, "00000002"), (9, "00000002")
-    ]
-    assert alone(tmp_path).latest() is None  # training is through
+    first, second = "backup-00000001", "backup-00000002"
+    assert saved_at == [(1, None), (3, first), (5, first), (7, second), (9, second)]
+    assert not any(tmp_path.iterdir())  # training is through
 
 
 # --- Callbacks on the chief alone ----------------------------------------------------------------

@@ -73,12 +73,17 @@ def check_alike(what: str, descriptions: Sequence, names: Sequence[str], advice:
     """
     lines = differences(descriptions, names)
     if lines:
-        more = [f"and {len(lines) - _SHOWN} more differences"] if len(lines) > _SHOWN else []
         raise ValueError(
             f"{what}: expected no difference, received\n  "
-            + "\n  ".join(lines[:_SHOWN] + more)
+            + "\n  ".join(shortened(lines))
             + f"\n{advice}"
         )
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """The first few of what `differences` returned, and how many more there are."""
+    more = len(lines) - _SHOWN
+    return lines[:_SHOWN] + [f"and {more} more differences"] * (more > 0)
 
 
 def describe_optimizer(optimizer: keras.optimizers.Optimizer) -> dict:
@@ -102,6 +107,12 @@ def describe_optimizer(optimizer: keras.optimizers.Optimizer) -> dict:
             if not name.startswith("_") and isinstance(value, (bool, int, float, str)):
                 config[name] = value
     return _to_be_alike(config)
+
+
+def optimizer_classes(description: Mapping) -> list[str]:
+    """Names of the classes in what `describe_optimizer` returned, from the outside inwards."""
+    inner = description.get("config", description).get("inner_optimizer")
+    return [description["class_name"], *(optimizer_classes(inner) if inner else [])]
 
 
 def _to_be_alike(config):

@@ -1,10 +1,12 @@
 """Backups of a training run on several workers: complete, or not there.
 
     folder/
-      00000007/
-        worker-0.npz     the chief's state, all of it
-        worker-1.npz     what is different on worker 1: residuals above all
-        backup.json      written last, once all workers have written theirs
+      tf_scalecom-owner.json     whose backups these are, while that training runs (`backup_owner`)
+      backup-00000007/           (`backup_places`)
+        tf_scalecom-backup.txt   written first
+        worker-0.npz             the chief's state, all of it
+        worker-1.npz             what is different on worker 1: residuals above all
+        backup.json              written last, once all workers have written theirs
 
 Each file is written under another name, synced to disk and renamed. An earlier backup is deleted
 only after a later one is complete, so there is one whatever happens in between.
@@ -13,28 +15,25 @@ only after a later one is complete, so there is one whatever happens in between.
 import contextlib
 import os
 import pathlib
-import re
-import shutil
 from collections.abc import Callable
 
 from absl import logging
 
-from tf_scalecom.backup_files import (
-    Shards,
-    digest,
-    read_meta,
-    write_meta,
-    write_shard,
-    write_whole,
-)
-from tf_scalecom.training_state import State, is_residual
+from tf_scalecom import backup_owner, backup_places
+from tf_scalecom.backup_files import Shards, digest, read_meta, write_meta, write_shard
+from tf_scalecom.backup_places import META, shard
+from tf_scalecom.training_state import State, group_of, is_residual
 
-_META = "backup.json"
 _WRITE = (
     "write a backup to",
     "They all need this one folder, writable, with space for two backups.",
 )
-_READ = ("read the backup in", "Delete the folder to start from the beginning.")
+_OWN = (
+    "back up to",
+    "They all need this one folder, writable, with space for two backups, and no other training "
+    "may use it: give each a folder of its own.",
+)
+_READ = ("read the backup in", "Delete the backups there to start from the beginning.")
 
 
 class BackupError(OSError):
@@ -56,31 +55,44 @@ class BackupFolder:
         self._folder = pathlib.Path(folder)
         self._rank = rank
         self._gather = gather
+        self._owner: backup_owner.Owner | None = None  # the chief's
 
-    def check_shared(self) -> None:
-        """Raises unless the chief can write to the folder and all workers see it.
+    def claim(self) -> None:
+        """Takes the folder for this training, until `release` or the process's end.
 
         Raises:
-            BackupError: for whom it does not hold.
+            BackupError: The chief cannot write to it, not all workers see it, or another training
+                uses it.
         """
-        probe = self._folder / "probe"
-        token = os.urandom(8).hex()
+        owner_mark = self._folder / backup_owner.MARK
 
-        def write():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_whole(probe, lambda file: file.write(token.encode()))
+        def take():
+            self._owner = backup_owner.Owner(self._folder)
+            return self._owner.claim()
 
         def see():
-            if probe.read_text() != wanted:
+            if backup_owner.read(owner_mark).get("run") != run:
                 raise OSError("another folder than the chief's is mounted there")
 
-        self._on_chief(write, *_WRITE)
-        wanted = self._gather(token, "the folder of backups")[0]
+        run = self._on_chief(take, *_OWN)
         try:
-            self._on_all(see, *_WRITE)
-        finally:
-            if self._rank == 0:
-                probe.unlink(missing_ok=True)
+            self._on_all(see, *_OWN)
+        except BackupError:
+            self.release()
+            raise
+
+    def check_claim(self) -> None:
+        """Raises unless the folder is still this training's.
+
+        Raises:
+            BackupError: Another one has it.
+        """
+        self._on_chief(self._check_owner, *_OWN)
+
+    def release(self) -> None:
+        """Gives the folder up, for others to use."""
+        if self._owner is not None:
+            self._owner.release()
 
     def save(self, state: State, meta: dict) -> None:
         """Writes a backup, then deletes the earlier ones.
@@ -93,8 +105,8 @@ class BackupFolder:
             BackupError: It could not be written; the earlier one is still there.
         """
         digests = {name: digest(parts[0].tobytes()) for name, parts in state.items()}
-        (base, number), *_ = self._gather([digests, self._next()], "the state to back up")
-        place = self._folder / f"{number:08d}"
+        place = self._folder / self._on_chief(self._create, *_WRITE)
+        base, *_ = self._gather(digests, "the state to back up")
         own = {
             f"{name}/{replica}": part
             for name, parts in state.items()
@@ -102,44 +114,41 @@ class BackupFolder:
             if (self._rank == 0 and replica == 0) or digest(part.tobytes()) != base[name]
         }
 
-        def write_own():
-            place.mkdir(parents=True, exist_ok=True)
-            return write_shard(_shard(place, self._rank), own)
-
         def complete():
             residuals, shards = zip(*of_each, strict=True)
-            write_meta(place / _META, {**meta, "residuals": residuals, "shards": shards})
+            write_meta(place / META, {**meta, "residuals": residuals, "shards": shards})
 
         try:
-            written = self._on_all(write_own, *_WRITE)
+            written = self._on_all(lambda: write_shard(shard(place, self._rank), own), *_WRITE)
             of_each = self._gather([_residuals_of_each(state), written], "files of the backup")
             self._on_chief(complete, *_WRITE)
         except BackupError:
             with contextlib.suppress(OSError):
-                _shard(place, self._rank).unlink(missing_ok=True)
+                shard(place, self._rank).unlink(missing_ok=True)
+            self._gather(None, "the end of a failed backup")
+            if self._rank == 0:
+                backup_places.discard(place)
             raise
         if self._rank == 0:
-            for earlier in self._numbered():
-                if earlier != place:
-                    shutil.rmtree(earlier, ignore_errors=True)
+            self._discard_all(but=place)
 
     def latest(self) -> dict | None:
         """The metadata of the latest backup, or None if there is none.
 
         Returns:
-            What `save` was given, and "number"; "residuals": how many each worker had of a
-            variable, one per replica or one in all; "shards": digests of the workers' files.
+            What `save` was given, and "place": its folder's name; "residuals": group of variables
+            -> how many of each residual a worker had, one per replica or one in all, of each
+            worker; "shards": digests of the workers' files.
 
         Raises:
             BackupError: It cannot be read, or is damaged, or of another version.
         """
-        latest = max((place.name for place in self._complete()), key=int, default=None)
-        number = self._gather(latest, "the latest backup")[0]
-        if number is None:
+        name = self._on_chief(self._latest, *_READ)
+        if name is None:
             return None
 
         def read():
-            return {"number": number, **read_meta(self._folder / number / _META)}
+            return {"place": name, **read_meta(self._folder / name / META)}
 
         return self._on_all(read, *_READ)
 
@@ -157,24 +166,25 @@ class BackupFolder:
         Raises:
             BackupError: It cannot be read, or is damaged.
         """
-        place, old = self._folder / meta["number"], meta["residuals"]
+        place, old = self._folder / meta["place"], meta["residuals"]
         now = self._gather(_residuals_of_each(like), "numbers of residuals to restore")
         if now != old:
             logging.warning(
                 "tf_scalecom: the backup in %s holds the residuals of %d replicas. Each of the %d "
                 "of now starts with an equal part of their sum.",
                 self._folder,
-                sum(old),
-                sum(now),
+                _replicas(old),
+                _replicas(now),
             )
 
         def read():
             ranks = {0, self._rank} if now == old else range(len(old))
-            paths = {rank: _shard(place, rank) for rank in ranks}
-            with Shards(paths, dict(enumerate(meta["shards"]))) as shards:
+            paths = {rank: shard(place, rank) for rank in ranks}
+            digests = dict(enumerate(meta["shards"]))
+            with Shards(paths, digests, meta.get("names", {})) as shards:
                 if now == old:
                     return shards.state(self._rank, like)
-                return shards.spread(old, like, sum(now))
+                return shards.spread(old, like, now)
 
         return self._on_all(read, *_READ)
 
@@ -182,44 +192,66 @@ class BackupFolder:
         """Deletes all backups, once all workers are done with them."""
         self._gather(None, "the end of backups")
         if self._rank == 0:
-            for place in self._numbered():
-                shutil.rmtree(place, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another training has it now
+                self._check_owner()
+                self._discard_all()
 
-    def _next(self):
-        return 1 + max((int(place.name) for place in self._numbered()), default=0)
+    def _create(self):
+        self._check_owner()
+        return backup_places.create(self._folder).name
 
-    def _numbered(self):
-        if not self._folder.is_dir():
-            return []
-        return [place for place in self._folder.iterdir() if re.fullmatch("[0-9]{8,}", place.name)]
+    def _latest(self):
+        places = backup_places.complete(self._folder)
+        return max(places, key=backup_places.number).name if places else None
 
-    def _complete(self):
-        return [place for place in self._numbered() if (place / _META).exists()]
+    def _discard_all(self, but=None):
+        for place in backup_places.backups(self._folder):
+            if place != but:
+                backup_places.discard(place)
 
-    def _on_all(self, action, verb, advice):
+    def _check_owner(self):
+        if self._owner is None:
+            raise OSError("the folder was not claimed")
+        self._owner.check()
+
+    def _on_all(self, action, *words):
         """Runs an action on each worker; raises on all if it fails on one."""
-        result, problem = None, None
-        try:
-            result = action()
-        except (OSError, ValueError) as error:
-            problem = f"{type(error).__name__}: {error}"
-        problems = self._gather(problem, f"whether all could {verb} the folder")
+        result, problem = _attempt(action)
+        self._raise_if_any(self._gather(problem, self._purpose(words)), *words)
+        return result
+
+    def _on_chief(self, action, *words):
+        """Runs an action on the chief, and returns its result on all; raises on all likewise."""
+        outcome = _attempt(action) if self._rank == 0 else None
+        (result, problem), *_ = self._gather(outcome, self._purpose(words))
+        self._raise_if_any([problem], *words)
+        return result
+
+    def _purpose(self, words):
+        return f"whether all could {words[0]} the folder"
+
+    def _raise_if_any(self, problems, verb, advice):
         failed = [f"worker {i} ({p})" for i, p in enumerate(problems) if p]
         if failed:
             raise BackupError(
                 f"Expected all workers to {verb} {self._folder}; received an error on "
                 f"{', '.join(failed)}. {advice}"
             )
-        return result
 
-    def _on_chief(self, action, *words):
-        return self._on_all(action if self._rank == 0 else lambda: None, *words)
+
+def _attempt(action):
+    """Result and problem of an action."""
+    try:
+        return action(), None
+    except (OSError, ValueError) as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _residuals_of_each(state):
-    """How many residuals of each variable a worker has; with none at all, 1."""
-    return max((len(parts) for name, parts in state.items() if is_residual(name)), default=1)
+    """How many residuals of each variable a worker has, by group."""
+    return {group_of(name): len(parts) for name, parts in state.items() if is_residual(name)}
 
 
-def _shard(place, rank):
-    return place / f"worker-{rank}.npz"
+def _replicas(residuals):
+    """How many replicas workers with such residuals have; each worker one, if there are none."""
+    return sum(max(groups.values(), default=1) for groups in residuals)

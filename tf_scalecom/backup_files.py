@@ -2,21 +2,24 @@
 
 `backup.json` holds what was backed up (its "content"), the digests of the workers' files among it:
 
-    {"format": 1, "tf_scalecom": version, "digest": of the content, "content": {...}}
+    {"format": 2, "tf_scalecom": version, "digest": of the content, "content": {...}}
+
+Format 1 is read too (`backup_format_1`).
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from tf_scalecom.training_state import State, is_residual
+from tf_scalecom.backup_format_1 import in_todays_form
+from tf_scalecom.training_state import State, group_of, is_residual
 from tf_scalecom.version import __version__
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def digest(data: bytes) -> str:
@@ -77,7 +80,7 @@ def read_meta(path: Path) -> dict:
             f"{path.name}: expected an object with a field 'format', received {fields}; it is "
             "damaged, or another program's"
         )
-    if meta["format"] != _FORMAT:
+    if meta["format"] not in (1, _FORMAT):
         raise ValueError(
             f"{path.name}: expected format {_FORMAT} of a backup, received {meta['format']!r} of "
             f"tf_scalecom {meta.get('tf_scalecom')}; restart with that version"
@@ -88,7 +91,7 @@ def read_meta(path: Path) -> dict:
             f"{path.name}: expected a content of digest {meta.get('digest')}, received another "
             f"(the file's fields: {fields}); it is damaged or was edited"
         )
-    return content
+    return in_todays_form(content) if meta["format"] == 1 else content
 
 
 def write_shard(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
@@ -103,13 +106,17 @@ class Shards:
     Args:
         paths: worker's number -> file; that of worker 0, the chief, is among them.
         digests: of the files as they were written, by number.
+        names: name of a variable -> its name in the files, where that is another.
 
     Raises:
         OSError: A file is not there, or cannot be read.
         ValueError: It is not as it was written.
     """
 
-    def __init__(self, paths: Mapping[int, Path], digests: Mapping[int, str]):
+    def __init__(
+        self, paths: Mapping[int, Path], digests: Mapping[int, str], names: Mapping[str, str]
+    ):
+        self._names = names
         for rank, path in paths.items():
             if _digest_of_file(path) != digests[rank]:
                 raise ValueError(
@@ -132,24 +139,32 @@ class Shards:
             for name, parts in like.items()
         }
 
-    def spread(self, old_counts: Iterable[int], like: State, count: int) -> State:
-        """The state of each of `count` replicas, which share the residuals of the old ones."""
+    def spread(
+        self, old: Sequence[Mapping[str, int]], like: State, new: Sequence[Mapping[str, int]]
+    ) -> State:
+        """The state of other replicas, which share the residuals of the old ones.
+
+        Args:
+            old, new: of each worker, group of residuals -> how many of each it has.
+            like: state of the worker that asks.
+        """
 
         def part(name, dtype):
             if not is_residual(name):
                 return self._part(0, 0, name, dtype)
+            group = group_of(name)
             every = (
                 self._part(rank, replica, name, dtype).astype(np.float64)
-                for rank, old_count in enumerate(old_counts)
-                for replica in range(old_count)
+                for rank, counts in enumerate(old)
+                for replica in range(counts[group])
             )
-            return (sum(every) / count).astype(dtype)
+            return (sum(every) / sum(counts[group] for counts in new)).astype(dtype)
 
         return {name: [part(name, parts[0].dtype)] * len(parts) for name, parts in like.items()}
 
     def _part(self, rank, replica, name, dtype):
         for file, place in ((self._files[rank], replica), (self._files[0], 0)):
-            key = f"{name}/{place}"
+            key = f"{self._names.get(name, name)}/{place}"
             if key in file:
                 return _typed(file[key], dtype)
         raise ValueError(f"expected a variable {name} in the backup, received one without it")

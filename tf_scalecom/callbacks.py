@@ -10,8 +10,9 @@ import keras
 from absl import logging
 
 from tf_scalecom import training_state
-from tf_scalecom.agreement import check_alike, differences
 from tf_scalecom.backup import BackupError, BackupFolder
+from tf_scalecom.backup_fit import fit_to_backup
+from tf_scalecom.model_description import describe_model
 from tf_scalecom.monitor import CompressionMonitor
 
 __all__ = ["BackupAndRestore", "CompressionMonitor", "chief_only"]
@@ -37,8 +38,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     epochs before. With other numbers of workers or replicas, each replica starts with an equal
     part of the sum of all residuals.
 
+    It holds all optimizers that are attributes of the model, or in lists, tuples and dictionaries
+    there, also in models inside.
+
     A backup that cannot be written, e.g. to a full disk, is reported in the log of all workers;
-    training goes on, and the backup before it stays.
+    training goes on, and the backup before it stays. Only what this callback wrote is deleted.
+
+    A folder belongs to one training at a time. After a crash the next one takes over at once on
+    the same machine, elsewhere after 20 s without a sign of life of the one before.
 
     Args:
         backup_dir: folder for the backups, the same one for all workers, and for this training run
@@ -48,10 +55,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: whether to delete the backup once `fit` is through.
 
     Raises:
-        OSError: in `fit`, if the folder is not shared, not writable, or the backup in it cannot be
-            read.
-        ValueError: an argument is out of its range; in `fit`, if the backup is of a model or
-            optimizer with other variables.
+        OSError: in `fit`, if the folder is not shared, not writable or another training's, or the
+            backup in it cannot be read.
+        ValueError: an argument is out of its range; in `fit`, if the backup is of a model with
+            other variables, or of optimizers of other classes.
     """
 
     def __init__(
@@ -90,13 +97,21 @@ class BackupAndRestore(keras.callbacks.Callback):
             rank=0 if workers is None else workers.rank,
             gather=(lambda value, _: [value]) if workers is None else workers.gather,
         )
-        self._folder.check_shared()
-        training_state.build_optimizer(self.model)  # without variables, nothing to restore
         self._epoch = 0
         self._batches = 0
-        self._restore()
+        self._folder.claim()
+        try:
+            if workers is not None:  # or some would build and restore what others do not
+                workers.require_alike("the state to back up", training_state.describe(self.model))
+            training_state.build_optimizer(self.model)  # without variables, nothing to restore
+            self._model_description = describe_model(self.model)
+            self._restore()
+        except BaseException:
+            self._folder.release()
+            raise
 
     def on_epoch_begin(self, epoch, logs=None):
+        self._folder.check_claim()
         self._epoch = epoch
         self._last_batch = -1
 
@@ -117,9 +132,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.model._initial_epoch = None
         if self.delete_checkpoint:
             self._folder.delete()
+        self._folder.release()
 
     def _save(self, epoch):
-        meta = {"epoch": epoch, **training_state.describe(self.model)}
+        meta = {
+            "epoch": epoch,
+            "model": self._model_description,
+            **training_state.describe(self.model),
+        }
         try:
             self._folder.save(training_state.read(self.model), meta)
         except BackupError as error:
@@ -129,23 +149,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup = self._folder.latest()
         if backup is None:
             return
-        now = training_state.describe(self.model)
-        names = ("the backup", "this program")
-        check_alike(
-            f"Variables of the model and of the backup in {self.backup_dir}",
-            [backup["variables"], now["variables"]],
-            names,
-            "Build the model as it was, or delete the folder to start from the beginning.",
-        )
-        changed = differences([backup["optimizer"], now["optimizer"]], names)
-        if changed:
-            logging.warning(
-                "tf_scalecom: training goes on from %s with other hyper-parameters: %s.",
-                self.backup_dir,
-                "; ".join(changed),
-            )
-        state = self._folder.load(backup, training_state.read(self.model))
-        training_state.write(self.model, state)
+        like = fit_to_backup(self.model, self._model_description, backup, self.backup_dir)
+        training_state.write(self.model, self._folder.load(backup, like))
         self.model._initial_epoch = backup["epoch"]
 
 
