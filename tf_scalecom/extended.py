@@ -20,7 +20,7 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tf_scalecom import cluster as cluster_lib
-from tf_scalecom import empty_batches, keras_epochs
+from tf_scalecom import empty_batches, keras_epochs, shared_seed
 from tf_scalecom.agreement import VARIABLE, path_of_new_variable
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning
@@ -92,6 +92,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 "local devices": len(self.worker_devices),
             },
         )
+        shared_seed.agree(self.workers)
 
     def _initialize_strategy(self, cluster_resolver, devices):
         if not devices:

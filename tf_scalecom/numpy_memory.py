@@ -58,8 +58,8 @@ class _Registry(script_ops.FuncRegistry):
             values = [values]
         for place in range(len(values)):
             if (
-                isinstance(values[place], np.ndarray)  # a `tf.py_function` has made tensors of them
-                and not values[place].dtype.hasobject  # strings are encoded into memory of their own
+                isinstance(values[place], np.ndarray)  # not what a py_function returns
+                and not values[place].dtype.hasobject  # strings are encoded anew
                 and values[place].ctypes.data % ALIGNMENT == 0
                 and is_seen_by_others(values, place)
             ):

@@ -2,8 +2,11 @@
 
 import tensorflow as tf
 
-from tf_scalecom import keras_epochs
+from tf_scalecom import keras_epochs, shared_seed
 from tf_scalecom.extended import Extended
+
+# On import, which is before a script draws anything.
+shared_seed.start_from_launcher()
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -111,8 +114,5 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         epoch_iterator = keras_epochs.calling_epoch_iterator()
         if epoch_iterator is not None and self.extended._in_multi_worker_mode():
             # Every worker is in the same call to fit, evaluate or predict, so it is safe to ask.
-            count = epoch_iterator.data_adapter.num_batches
-            count = -1 if count is None else count
-            if len(set(self.extended.workers.gather(count, "numbers of batches"))) > 1:
-                keras_epochs.count_no_batches(epoch_iterator)
+            dataset = keras_epochs.share_out(epoch_iterator, dataset, self.extended.workers)
         return super().experimental_distribute_dataset(dataset, options)
