@@ -165,6 +165,7 @@ class _EndsWithLastWorker:
         caller = frame.f_back.f_back
         if caller.f_code is _BUILD_MODEL:
             return self._begin_to_build(epoch_iterator, caller.f_back)
+        shared_order.forget_read_ahead(epoch_iterator.data_adapter)
         if caller.f_code in _DOING:
             self._begin_epoch(epoch_iterator, caller)
         if not epoch_iterator.steps_per_epoch:
@@ -250,8 +251,6 @@ def _not_empty(iterator, method):
 class DistributedDataset(_EndsWithLastWorker, input_lib.DistributedDataset):
     """A dataset sharded between workers, an epoch of which ends on all of them together."""
 
-    _compared = False
-
     def _first_batches(self, epoch_iterator, caller):
         adapter = epoch_iterator.data_adapter
         workers, call = self._strategy.extended.workers, caller.f_code.co_name
@@ -260,8 +259,7 @@ class DistributedDataset(_EndsWithLastWorker, input_lib.DistributedDataset):
             # thread would still fetch ahead while another begins the epoch.
             warn_unless_alike(adapter._first_batches[0], workers, call)
             return iter(adapter._first_batches[:1])
-        if not self._compared and all_read_all(self._original_dataset):
-            self._compared = True
+        if all_read_all(self._original_dataset):
             # Before it is shared out, in place of after it, so that nothing is read twice.
             first = next(iter(self._original_dataset), None)
             if warn_unless_alike(first, workers, call):

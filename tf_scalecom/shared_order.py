@@ -46,6 +46,18 @@ def begin_at(adapter: DataAdapter, epoch: int) -> None:
     adapter.epochs = itertools.count(epoch)
 
 
+def forget_read_ahead(adapter: DataAdapter) -> None:
+    """Has an epoch of a `PyDataset` begin with its first batch.
+
+    With `workers` or processes Keras keeps what they had read when an epoch ended early, such as
+    the one from which it learns shapes, for the beginning of the next; as many batches at the end
+    of that are then left out.
+    """
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is not None and adapter.py_dataset.num_batches is not None:
+        enqueuer.ready_queue.queue.clear()
+
+
 class _Shuffled(PyDataset):
     """A `PyDataset` whose batches come in another order in each epoch."""
 
