@@ -54,6 +54,15 @@ def all_read_all(dataset: tf.data.Dataset) -> bool:
     return policy == _POLICY.DATA or (policy == _POLICY.AUTO and not _reads_files(dataset))
 
 
+def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset, of which all workers read all, in an order that threads do not decide on."""
+    if dataset.options().deterministic is not False or not all_read_all(dataset):
+        return dataset
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
 def _reads_files(dataset):
     """Whether a dataset is made of files, as TensorFlow sees it (auto_shard.cc)."""
     operations = [type(dataset).__name__]
