@@ -11,7 +11,6 @@ object at hand.
 """
 
 import inspect
-import random
 import sys
 
 import tensorflow as tf
@@ -105,11 +104,11 @@ def share_out(
     """
     adapter = epoch_iterator.data_adapter
     count = -1 if adapter.num_batches is None else adapter.num_batches
-    # From where Keras has the seeds of layers, too: `keras.utils.set_random_seed` decides on them.
-    seed = random.getrandbits(31) if shared_order.is_shuffled(adapter) else None
+    seed = shared_order.draw_seed(adapter)
     counts, seeds = zip(*workers.gather([count, seed], "numbers of batches"), strict=True)
-    if seed is not None:
-        dataset = shared_order.shuffled_alike(adapter, dataset, next(filter(None, seeds)))
+    if seed is not None and not shared_order.is_keras_alike(adapter, seeds):
+        seed = next(seed for seed in seeds if seed is not None)
+        dataset = shared_order.shuffled_alike(adapter, dataset, seed)
     if len(set(counts)) > 1:
         _count_no_batches(epoch_iterator)
     return dataset

@@ -1,12 +1,15 @@
 """The order in which `fit(shuffle=True)` gives arrays and `PyDataset`s, alike on all workers.
 
-Keras draws it from TensorFlow's and from Python's generator. These need not be alike: a worker that
-has loaded a model alone has drawn more than the others. So the workers agree on a seed when a call
-to `fit` begins; the order of each epoch comes from that and the epoch's number.
+Keras draws that of arrays from TensorFlow's generator and that of `PyDataset`s from Python's, which
+need not be alike: one has no seed, and from the other a worker that has loaded a model alone has
+drawn more. So the workers agree on a seed when a call to `fit` begins; the order of each epoch
+comes from that and the epoch's number. Where TensorFlow's global seed is set, the same on all
+workers, arrays keep Keras's order, that of a training in one process.
 """
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,12 +18,27 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from tensorflow.python.data.util import structure
 
+from tf_scalecom.shared_seed import global_seed
 
-def is_shuffled(adapter: DataAdapter) -> bool:
-    """Whether Keras shuffles the data of an adapter."""
+
+def draw_seed(adapter: DataAdapter) -> int | None:
+    """A seed for the order of an adapter's data; None if Keras does not shuffle them."""
     if isinstance(adapter, PyDatasetAdapter):
-        return bool(adapter.shuffle) and adapter.py_dataset.num_batches is not None
-    return isinstance(adapter, ArrayDataAdapter) and bool(adapter._shuffle)
+        shuffled = adapter.shuffle and adapter.py_dataset.num_batches is not None
+    else:
+        shuffled = isinstance(adapter, ArrayDataAdapter) and adapter._shuffle
+    if not shuffled:
+        return None
+    if isinstance(adapter, ArrayDataAdapter) and global_seed() is not None:
+        return int(global_seed()) % 2**32
+    # From where Keras has those of layers, so that `keras.utils.set_random_seed` decides on it.
+    return random.getrandbits(31)
+
+
+def is_keras_alike(adapter: DataAdapter, seeds: Sequence[int | None]) -> bool:
+    """Whether Keras itself shuffles alike on all workers, given what each of them has drawn."""
+    seeded = isinstance(adapter, ArrayDataAdapter) and global_seed() is not None
+    return seeded and len(set(seeds)) == 1
 
 
 def shuffled_alike(adapter: DataAdapter, dataset: tf.data.Dataset, seed: int) -> tf.data.Dataset:

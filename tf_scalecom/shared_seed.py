@@ -71,7 +71,7 @@ def agree(workers: Workers) -> None:
     seed = answers[0][0]
     for place, generator in enumerate(_GENERATORS):
         alike = all(theirs[place] == digests[place] for _, theirs in answers)
-        if not alike and digests[place] == _as_imported[place] and _global_seed() is None:
+        if not alike and digests[place] == _as_imported[place] and global_seed() is None:
             generator.seed(seed)
     _of_datasets = random.Random(seed)
     # Where each dataset looks it up as it is made.
@@ -79,12 +79,12 @@ def agree(workers: Workers) -> None:
 
 
 def _get_seed(seed):
-    if seed is None and _global_seed() is None:
+    if seed is None and global_seed() is None:
         seed = _of_datasets.getrandbits(_BITS)
     return _tensorflow_get_seed(seed)
 
 
-def _global_seed():
+def global_seed():
     """What `tf.random.set_seed` has set; in a function, what it had when it was traced."""
     return context.global_seed() if context.executing_eagerly() else ops.get_default_graph().seed
 
