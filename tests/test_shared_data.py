@@ -299,6 +299,9 @@ def test_an_order_of_arrays_is_of_its_epoch():
 def test_an_order_of_batches_is_new_in_each_epoch(workers):
     adapter = PyDatasetAdapter(Batches(workers=workers), shuffle=True)
     dataset = shared_order.shuffled_alike(adapter, adapter.get_tf_dataset(), 3)
+    adapter.on_epoch_begin()
+    next(iter(dataset))  # as Keras does to learn shapes
+    adapter.on_epoch_end()
     epochs = []
     for _ in range(3):
         adapter.on_epoch_begin()
