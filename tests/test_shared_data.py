@@ -211,9 +211,9 @@ def warned(strategy):
     return result
 
 
-def test_data_that_differ_are_a_warning_on_the_first_worker(cluster):
+def test_data_that_differ_are_a_warning(cluster):
     first, second = cluster(2).run(warned, timeout=120)
-    assert not any(second.values())
+    assert first == second
     for name in [*UNLIKE, "evaluate"]:
         (message, *_) = first[name] or [""]
         assert "another one than on worker 0 on worker 1" in message, name
@@ -240,7 +240,7 @@ def compare(strategy):
 
 
 def test_batches_of_any_structure_are_compared(cluster):
-    assert cluster(2).run(compare) == [[0, 1, 1, 1, 0, 1], [0, 0]]
+    assert cluster(2).run(compare) == [[0, 1, 1, 1, 0, 1]] * 2
 
 
 def test_files_that_are_shared_out_need_no_common_order(tmp_path):

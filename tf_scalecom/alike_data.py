@@ -18,7 +18,7 @@ _POLICY = tf.data.experimental.AutoShardPolicy
 
 
 def warn_unless_alike(batch, workers: Workers, call: str) -> bool:
-    """Warns, one worker for all, if they are given different batches; a collective call.
+    """Warns on all workers if they are given different batches; a collective call.
 
     Args:
         batch: what Keras takes for one; None without data.
@@ -34,7 +34,7 @@ def warn_unless_alike(batch, workers: Workers, call: str) -> bool:
         for name, digest in zip(workers.names, digests, strict=True)
         if digest != digests[0]
     ]
-    if others and workers.rank == 0:
+    if others:  # on all, so that they all fail where warnings are errors
         warnings.warn(
             f"{call}: expected the same first batch on all workers, as each takes its part of "
             f"every batch, received another one than on {workers.names[0]} on "
