@@ -17,6 +17,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     * Workers may hold different numbers of batches, partial ones, or none: an epoch ends on all
       of them together, when the last one has no data left.
+    * Where all workers are given all data, each sample counts once in an epoch: they shuffle alike,
+      with a seed or without, and a warning says so if their data differ.
     * `predict` returns the rows of all workers on each, step by step and within a step in the
       order of the workers: the order of the data where they are shared out by the strategy.
       Strings can be predicted; ragged, sparse and scalar outputs are refused, and rows whose size
