@@ -207,6 +207,21 @@ if start == 1: time.sleep(60)
     assert said[-1].startswith("[run] every worker finished after restart 1 of 3")
 
 
+def test_all_workers_get_one_seed_and_again_after_a_restart(launch, monkeypatch):
+    monkeypatch.delenv(launcher.SEED_VARIABLE, raising=False)
+    script = COUNT_STARTS + "print('seed', os.environ['TF_SCALECOM_SEED'])\nsys.exit(start % 2)"
+
+    def seeds():
+        assert launch(script, max_restarts=1) == 0
+        return [line for rank in (0, 1) for line in launch.log(rank).splitlines() if "seed" in line]
+
+    first = seeds()
+    assert len(first) == 4 and len(set(first)) == 1
+    assert len(set(seeds())) == 2  # the logs are appended to, and each run has its own
+    monkeypatch.setenv(launcher.SEED_VARIABLE, "7")
+    assert "seed 7" in seeds()
+
+
 def test_restarts_run_out(launch):
     code = launch(COUNT_STARTS + "if rank == 0: sys.exit(start)\ntime.sleep(60)", max_restarts=2)
     assert code == 3

@@ -167,7 +167,8 @@ def train_on_arrays_of_own_size(strategy):
     x, y = data(samples=20 + 30 * strategy.extended._id_in_cluster)
     with strategy.scope():
         model = build()
-    model.fit(x, y, batch_size=10, epochs=2, verbose=0)
+    with pytest.warns(UserWarning, match="the same first batch on all workers"):
+        model.fit(x, y, batch_size=10, epochs=2, verbose=0)
     return weights(model)
 
 

@@ -7,7 +7,7 @@ kept for one number of workers is wrong for another.
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.data.ops import cache_op
+from tensorflow.python.data.ops import cache_op, dataset_ops
 
 # Operation -> which of its inputs names the file.
 _FILES = {"CacheDataset": 1, "CacheDatasetV2": 1}
@@ -44,9 +44,8 @@ def one_per_worker(dataset: tf.data.Dataset, rank: int, num_workers: int) -> tf.
             "worker's number, or cache() in memory."
         ) from error
     logging.info("tf_scalecom: cache files %s: this worker's own end in %s.", paths, ending)
-    renamed = tf.data.experimental.from_variant(variant, dataset.element_spec)
-    renamed._made_from = dataset  # whose functions and tables it uses
-    return renamed.with_options(dataset.options())
+    # It uses the functions and tables of the one it is made from.
+    return dataset_ops.UnaryUnchangedStructureDataset(dataset, variant)
 
 
 def _cache_files(dataset):

@@ -7,9 +7,12 @@ import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops as tf_cross_device_ops
 from tensorflow.python.distribute import cross_device_utils
 
-from tf_scalecom import algorithm
+from tf_scalecom import algorithm, numpy_memory
 from tf_scalecom.collectives import CollectiveLauncher
 from tf_scalecom.layout import Layout
+
+# On import, as it costs nothing where it is not needed: each strategy slices what it shares out.
+numpy_memory.copy_what_others_see()
 
 # Each bucket costs two collectives, of a millisecond or two: more than smaller ones hide of the
 # exchange behind the backward pass (docs/network.md, "Hiding").

@@ -19,9 +19,17 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
-from tf_scalecom import cache_files, empty_batches, keras_epochs, made_in_scope, proxies
+from tf_scalecom import (
+    cache_files,
+    empty_batches,
+    keras_epochs,
+    made_in_scope,
+    proxies,
+    shared_seed,
+)
 from tf_scalecom import cluster as cluster_lib
 from tf_scalecom.agreement import VARIABLE, path_of_new_variable
+from tf_scalecom.alike_data import in_one_order
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.stop_together import DataEnd
@@ -94,6 +102,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 "local devices": len(self.worker_devices),
             },
         )
+        shared_seed.agree(self.workers)
 
     def _initialize_strategy(self, cluster_resolver, devices):
         if not devices:
@@ -294,8 +303,9 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     def _experimental_distribute_dataset(self, dataset, options):
         if _is_per_replica(options):
             return super()._experimental_distribute_dataset(dataset, options)
-        alone = self._num_workers == 1
-        kind = input_lib.DistributedDataset if alone else keras_epochs.DistributedDataset
+        kind = input_lib.DistributedDataset
+        if self._num_workers > 1:
+            kind, dataset = keras_epochs.DistributedDataset, in_one_order(dataset)
         return kind(
             self._input_workers_with_options(options),
             self._container_strategy(),

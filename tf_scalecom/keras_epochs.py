@@ -17,12 +17,16 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
+from tf_scalecom import shared_order
 from tf_scalecom.agreement import describe_optimizer, describe_variables
+from tf_scalecom.alike_data import all_read_all, warn_unless_alike
 from tf_scalecom.one_writer import one_writer_per_file
 from tf_scalecom.stop_together import stop_together
+from tf_scalecom.workers import Workers
 
 _BUILD_MODEL = TensorFlowTrainer._maybe_symbolic_build.__code__
 _FIT, _EVALUATE, _PREDICT = (
@@ -82,6 +86,20 @@ def example_of(batch, strategy):
     return tf.nest.map_structure(local, batch)
 
 
+def _share_of(batch, num_replicas):
+    """The rows of a batch that one of `num_replicas` gets."""
+
+    def first_rows(value):
+        if not isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) or not value.shape:
+            return value
+        rows = -(-value.shape[0] // num_replicas)
+        if isinstance(value, tf.SparseTensor):
+            return tf.sparse.slice(value, [0] * value.shape.rank, [rows, *value.shape[1:]])
+        return value[:rows]
+
+    return tf.nest.map_structure(first_rows, batch)
+
+
 def calling_epoch_iterator(depth=2) -> TFEpochIterator | None:
     """The Keras epoch iterator in whose constructor the caller's caller is, if any."""
     frame = sys._getframe(depth)
@@ -90,7 +108,32 @@ def calling_epoch_iterator(depth=2) -> TFEpochIterator | None:
     return None
 
 
-def count_no_batches(epoch_iterator: TFEpochIterator) -> None:
+def share_out(
+    epoch_iterator: TFEpochIterator, dataset: tf.data.Dataset, workers: Workers
+) -> tf.data.Dataset:
+    """Prepares a dataset that Keras wants to share out between workers; a collective call.
+
+    Args:
+        epoch_iterator: the Keras iterator that is being made.
+        dataset: what Keras has made of its data.
+        workers: all of them.
+
+    Returns:
+        The dataset to share out.
+    """
+    adapter = epoch_iterator.data_adapter
+    count = -1 if adapter.num_batches is None else adapter.num_batches
+    seed = shared_order.draw_seed(adapter)
+    counts, seeds = zip(*workers.gather([count, seed], "numbers of batches"), strict=True)
+    if seed is not None and not shared_order.is_keras_alike(adapter, seeds):
+        seed = next(seed for seed in seeds if seed is not None)
+        dataset = shared_order.shuffled_alike(adapter, dataset, seed)
+    if len(set(counts)) > 1:
+        _count_no_batches(epoch_iterator)
+    return dataset
+
+
+def _count_no_batches(epoch_iterator):
     """Makes a Keras epoch go on until the data ends."""
     adapter = epoch_iterator.data_adapter
     adapter.__class__ = type("Uncounted", (type(adapter),), {"num_batches": None})
@@ -140,6 +183,7 @@ class _EndsWithLastWorker:
         caller = frame.f_back.f_back
         if caller.f_code is _BUILD_MODEL:
             return self._begin_to_build(epoch_iterator, caller.f_back)
+        shared_order.forget_read_ahead(epoch_iterator.data_adapter)
         if caller.f_code in _DOING:
             self._begin_epoch(epoch_iterator, caller)
         if not epoch_iterator.steps_per_epoch:
@@ -165,11 +209,14 @@ class _EndsWithLastWorker:
             self._strategy.extended.workers.require_alike(
                 "the optimizer", describe_optimizer(caller.f_locals["self"].optimizer)
             )
-        if isinstance(epoch_iterator.data_adapter, GeneratorDataAdapter):
-            # What a generator has given to learn shapes it does not give again to train, and one
-            # thread would still fetch ahead while another begins the epoch.
-            return iter(epoch_iterator.data_adapter._first_batches[:1])
-        return _not_empty(super().__iter__(), caller.f_code.co_name)
+        return _not_empty(self._first_batches(epoch_iterator, caller), caller.f_code.co_name)
+
+    def _first_batches(self, epoch_iterator, caller):
+        """Iterates over some of the data, to learn shapes."""
+        return super().__iter__()
+
+    def _begin_training(self, adapter, epoch):
+        """Prepares the first epoch of a call to `fit`, of that number."""
 
     def _begin_epoch(self, epoch_iterator, caller):
         """Prepares the first epoch of a call to Keras, of which `caller` is the frame."""
@@ -192,6 +239,7 @@ class _EndsWithLastWorker:
         extended.workers.require_alike(caller.f_code.co_name, arguments)
         if doing == "training":
             one_writer_per_file(callbacks, extended.workers)
+            self._begin_training(epoch_iterator.data_adapter, call["epoch"])
         if self.cardinality == tf.data.INFINITE_CARDINALITY and any(
             extended.workers.gather(not getattr(callbacks, unseen), "callbacks of each batch")
         ):
@@ -220,6 +268,27 @@ def _not_empty(iterator, method):
 
 class DistributedDataset(_EndsWithLastWorker, input_lib.DistributedDataset):
     """A dataset sharded between workers, an epoch of which ends on all of them together."""
+
+    def _first_batches(self, epoch_iterator, caller):
+        adapter = epoch_iterator.data_adapter
+        workers, call = self._strategy.extended.workers, caller.f_code.co_name
+        if isinstance(adapter, GeneratorDataAdapter):
+            # What a generator has given to learn shapes it does not give again to train, and one
+            # thread would still fetch ahead while another begins the epoch.
+            warn_unless_alike(adapter._first_batches[0], workers, call)
+            return iter(adapter._first_batches[:1])
+        if all_read_all(self._original_dataset):
+            # Before it is shared out, in place of after it, so that nothing is read twice.
+            first = next(iter(self._original_dataset), None)
+            if warn_unless_alike(first, workers, call):
+                return iter([_share_of(first, self._strategy.num_replicas_in_sync)])
+        return super()._first_batches(epoch_iterator, caller)
+
+    def _begin_training(self, adapter, epoch):
+        shared_order.begin_at(adapter, epoch)
+        if isinstance(adapter, PyDatasetAdapter):
+            # Its `on_epoch_end` may have drawn an order since it was built.
+            warn_unless_alike(adapter.py_dataset[0], self._strategy.extended.workers, "fit")
 
 
 class DistributedDatasetsFromFunction(

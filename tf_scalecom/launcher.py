@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import tempfile
 import time
@@ -20,6 +21,9 @@ _STRAGGLER_SECONDS = 10.0
 _LINES_SHOWN_ON_FAILURE = 25
 _LOG_READ_BYTES = 1 << 20
 
+
+# The seed of what all workers draw alike (shared_seed.py).
+SEED_VARIABLE = "TF_SCALECOM_SEED"
 
 # Longer than workers need to notice that one of them is gone, and to say so (watchdog.py).
 GRACE_SECONDS = 20.0
@@ -44,6 +48,9 @@ def run(
     started again. A group that failed because a port was taken is started again with other ports,
     which does not count as a restart.
 
+    All workers get one random seed, and again the same when they are started again, so that a split
+    of the data, say, stays what it was. TF_SCALECOM_SEED in the environment is used in its place.
+
     Args:
         command: program and arguments, the same for each worker; TF_CONFIG tells them apart.
         num_workers: how many workers to start.
@@ -59,6 +66,8 @@ def run(
         signal if the launcher itself got one.
     """
     log_dir = Path(log_dir or tempfile.mkdtemp(prefix="tf_scalecom-run-"))
+    seed = os.environ.get(SEED_VARIABLE, str(secrets.randbits(31)))
+    env = {SEED_VARIABLE: seed, **(env or {})}
     display = OutputDisplay(stream, num_workers)
     with _received_signals() as received:
         for restart in range(max_restarts + 1):

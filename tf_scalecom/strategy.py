@@ -2,8 +2,11 @@
 
 import tensorflow as tf
 
-from tf_scalecom import first_batch, keras_epochs, made_in_scope
+from tf_scalecom import first_batch, keras_epochs, made_in_scope, shared_seed
 from tf_scalecom.extended import Extended
+
+# On import, which is before a script draws anything.
+shared_seed.start_from_launcher()
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -14,6 +17,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     * Workers may hold different numbers of batches, partial ones, or none: an epoch ends on all
       of them together, when the last one has no data left.
+    * Where all workers are given all data, each sample counts once in an epoch: they shuffle alike,
+      with a seed or without, and a warning says so if their data differ.
     * `predict` returns the rows of all workers on each, step by step and within a step in the
       order of the workers: the order of the data where they are shared out by the strategy.
       Strings can be predicted; ragged, sparse and scalar outputs are refused, and rows whose size
@@ -123,8 +128,5 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         epoch_iterator = keras_epochs.calling_epoch_iterator()
         if epoch_iterator is not None and self.extended._in_multi_worker_mode():
             # Every worker is in the same call to fit, evaluate or predict, so it is safe to ask.
-            count = epoch_iterator.data_adapter.num_batches
-            count = -1 if count is None else count
-            if len(set(self.extended.workers.gather(count, "numbers of batches"))) > 1:
-                keras_epochs.count_no_batches(epoch_iterator)
+            dataset = keras_epochs.share_out(epoch_iterator, dataset, self.extended.workers)
         return super().experimental_distribute_dataset(dataset, options)
