@@ -25,9 +25,9 @@ from tf_scalecom.backup_files import (
     read_meta,
     write_meta,
     write_shard,
-    write_whole,
 )
 from tf_scalecom.training_state import State, is_residual
+from tf_scalecom.whole_files import write_whole
 
 _META = "backup.json"
 _WRITE = (
