@@ -52,7 +52,8 @@ def describe(model: keras.Model) -> dict:
         name: {"shape": parts[0].shape.as_list(), "dtype": parts[0].dtype.name}
         for name, parts in _replicas(model).items()
     }
-    return {"variables": variables, "optimizer": describe_optimizer(model.optimizer)}
+    optimizer = describe_optimizer(model.optimizer, constant_rate=False)
+    return {"variables": variables, "optimizer": optimizer}
 
 
 def build_optimizer(model: keras.Model) -> None:
