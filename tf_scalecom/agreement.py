@@ -10,6 +10,8 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 # Key of a description for the path of the variable that it describes. People are shown it; it is
 # not compared, as each process counts Keras's names up for itself.
@@ -86,15 +88,19 @@ def shortened(lines: list[str]) -> list[str]:
     return lines[:_SHOWN] + [f"and {more} more differences"] * (more > 0)
 
 
-def describe_optimizer(optimizer: keras.optimizers.Optimizer) -> dict:
+def describe_optimizer(optimizer: keras.optimizers.Optimizer, constant_rate: bool = True) -> dict:
     """The class and hyper-parameters of an optimizer, as JSON holds them.
 
-    Not the names, which count up in each process, nor a constant learning rate: that is a variable,
-    and so the first worker's on all. Of a lambda nothing but that it is one: Keras would show its
-    byte code, with the place of its file.
+    Not the names, which count up in each process. Of a lambda nothing but that it is one: Keras
+    would show its byte code, with the place of its file.
+
+    Args:
+        optimizer: the optimizer.
+        constant_rate: whether to tell a learning rate that is a variable, which callbacks change.
     """
     try:
-        config = keras.saving.serialize_keras_object(optimizer)
+        with tf.init_scope():  # the rate can be read in no graph
+            config = keras.saving.serialize_keras_object(optimizer)
     except NotImplementedError:
         # Its schedule is a class of the user's own without `get_config`, as in many tutorials.
         inner = getattr(optimizer, "inner_optimizer", None)
@@ -106,7 +112,7 @@ def describe_optimizer(optimizer: keras.optimizers.Optimizer) -> dict:
         for name, value in vars(optimizer).items():
             if not name.startswith("_") and isinstance(value, (bool, int, float, str)):
                 config[name] = value
-    return _to_be_alike(config)
+    return _to_be_alike(config, constant_rate)
 
 
 def optimizer_classes(description: Mapping) -> list[str]:
@@ -115,16 +121,19 @@ def optimizer_classes(description: Mapping) -> list[str]:
     return [description["class_name"], *(optimizer_classes(inner) if inner else [])]
 
 
-def _to_be_alike(config):
+def _to_be_alike(config, constant_rate):
     if not isinstance(config, Mapping):
         return config
     if config.get("class_name") == "__lambda__":
         return "a lambda"
-    return {
-        key: _to_be_alike(value)
-        for key, value in config.items()
-        if key != "name" and not (key == "learning_rate" and isinstance(value, float))
-    }
+    told = {}
+    for key, value in config.items():
+        if key == "learning_rate" and isinstance(value, float):
+            if constant_rate:
+                told[key] = float(str(np.float32(value)))  # as it was written, e.g. 0.1
+        elif key != "name":
+            told[key] = _to_be_alike(value, constant_rate)
+    return told
 
 
 def describe_variables(variables: Sequence[keras.Variable]) -> list[dict]:

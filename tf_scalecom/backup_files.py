@@ -9,8 +9,7 @@ Format 1 is read too (`backup_format_1`).
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from tf_scalecom.backup_format_1 import in_todays_form
 from tf_scalecom.training_state import State, group_of, is_residual
 from tf_scalecom.version import __version__
+from tf_scalecom.whole_files import write_whole
 
 _FORMAT = 2
 
@@ -25,25 +25,6 @@ _FORMAT = 2
 def digest(data: bytes) -> str:
     """A short fingerprint of bytes."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def write_whole(path: Path, write: Callable) -> None:
-    """All of a file or none of it, on disk when this returns; `write` gets the open file."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def write_meta(path: Path, content: dict) -> None:

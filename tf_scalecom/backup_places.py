@@ -17,7 +17,8 @@ from pathlib import Path
 
 from absl import logging
 
-from tf_scalecom.backup_files import read_meta, write_whole
+from tf_scalecom.backup_files import read_meta
+from tf_scalecom.whole_files import write_whole
 
 META = "backup.json"
 _MARK = "tf_scalecom-backup.txt"

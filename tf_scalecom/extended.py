@@ -24,6 +24,7 @@ from tf_scalecom import (
     empty_batches,
     keras_epochs,
     made_in_scope,
+    model_files,
     proxies,
     shared_seed,
 )
@@ -31,6 +32,7 @@ from tf_scalecom import cluster as cluster_lib
 from tf_scalecom.agreement import VARIABLE, path_of_new_variable
 from tf_scalecom.alike_data import in_one_order
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
+from tf_scalecom.optimizers_alike import FirstSteps, is_constant, optimizer_in_the_making
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.stop_together import DataEnd
 from tf_scalecom.version import __version__
@@ -74,6 +76,9 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     # While a step is being traced or run: which of this process's replicas have an empty batch.
     _empty = None
 
+    # Whether a step is being traced or run.
+    _in_step = False
+
     def _initialize_local(self, cluster_resolver, devices=None):
         super()._initialize_local(cluster_resolver, devices)
         self._install_cross_device_ops()
@@ -91,6 +96,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             _configure_coordination_service(cluster)
         super()._initialize_multi_worker(cluster_resolver)
         self._install_cross_device_ops()
+        model_files.install()
         (launcher,) = self._host_cross_device_ops._launchers
         self.data_end = DataEnd(self._num_replicas_in_sync, launcher._device)
         self.workers.require_alike(
@@ -133,6 +139,8 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
     def _update(self, var, fn, args, kwargs, group):
         made_in_scope.require_variable(var)
+        if self._in_step:
+            self._first_steps.update(var)
         return super()._update(var, fn, args, kwargs, group)
 
     def _install_cross_device_ops(self):
@@ -155,6 +163,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         (launcher,) = self._host_cross_device_ops._launchers
         names = list(self._cluster.workers) if self._cluster else ["worker 0"]
         self.workers = Workers(launcher, names, self._id_in_cluster)
+        self._first_steps = FirstSteps(self.workers)
         self.worker_cross_device_ops = self._cross_device_ops
         if len(self._cross_device_ops._devices) > 1:
             self.worker_cross_device_ops = ScaleComAllReduce(
@@ -182,6 +191,10 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             )
 
         path = path_of_new_variable(kwargs.get("name"))
+        made_alone = (
+            optimizer_in_the_making() is not None
+            or kwargs.get("name") == "save_counter"  # a `tf.train.Checkpoint`'s, of its first save
+        )
 
         # TensorFlow's own would send it under a key that it counts, and wait without end.
         def initial_value():
@@ -190,6 +203,9 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             if isinstance(value, CheckpointInitialValue):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            if model_files.loading() or (made_alone and is_constant(value)):
+                with tf.device(device):
+                    return tf.identity(value)
             description = {
                 VARIABLE: path,
                 "shape": value.shape.as_list(),
@@ -223,10 +239,12 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         outermost = self._empty is None
         if outermost and self._num_replicas_in_sync > 1:
             self._empty = empty_batches.find_empty((args, kwargs), len(self.worker_devices))
+        in_step, self._in_step = self._in_step, True
         try:
             with tf.control_dependencies(batch):
                 result = super()._call_for_each_replica(fn, args, kwargs)
         finally:
+            self._in_step = in_step
             if outermost:
                 self._empty = None
         if _is_finite_check(fn):
@@ -253,6 +271,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         variable = super()._create_variable(next_creator, **kwargs)
+        self._first_steps.note_owner(variable)
         return empty_batches.keep_finite(variable) if self._num_replicas_in_sync > 1 else variable
 
     def _is_empty_here(self):

@@ -233,6 +233,7 @@ class _EndsWithLastWorker:
                 "validation_freq": call["validation_freq"],
                 "steps_per_execution": call["self"].steps_per_execution,
                 "variables": describe_variables(call["self"].variables),
+                "optimizer": describe_optimizer(call["self"].optimizer),
             }
         else:
             arguments = {"steps": call["steps"]}

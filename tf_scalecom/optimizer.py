@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.utils.tracking import no_automatic_dependency_tracking
 
-from tf_scalecom import hierarchy
+from tf_scalecom import hierarchy, model_files
 from tf_scalecom.agreement import VARIABLE, describe_optimizer
 from tf_scalecom.compression import (
     CompressionConfig,
@@ -20,6 +21,7 @@ from tf_scalecom.compression import (
 from tf_scalecom.gradient_norm import GradientNorm
 from tf_scalecom.made_in_scope import require_optimizer
 from tf_scalecom.report import CompressionReport, compression_report
+from tf_scalecom.residual_variable import ResidualVariable
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.supported import check_inner, check_strategy, check_takes_zeros
 from tf_scalecom.update_step import CompressionState, UpdateStep, scalecom_ops
@@ -40,9 +42,7 @@ def _of_inner(name):
         return getattr(self.inner_optimizer, name)
 
     def setter(self, value):
-        # Keras's constructor assigns its own defaults before there is an inner optimizer.
-        if "inner_optimizer" in vars(self):
-            setattr(self.inner_optimizer, name, value)
+        setattr(self.inner_optimizer, name, value)
 
     return property(getter, setter)
 
@@ -147,18 +147,38 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         warmup_steps = check_warmup_steps(warmup_steps)
         warmup = check_warmup(warmup)
         super().__init__(learning_rate=0.0, name=name)
-        # Keras created an iteration counter and a learning rate; the inner optimizer's count.
-        self._variables.clear()
         self.inner_optimizer = inner_optimizer
         self.warmup_steps = warmup_steps
         self.warmup = warmup
         self.hierarchical = check_hierarchical(hierarchical)
         self._config = config
         self._state: CompressionState | None = None
+        self._compared = False
+        self._weights_to_set: Sequence[np.ndarray] | None = None
         self._skipped_steps = self.add_variable(
             (), dtype="int64", aggregation="only_first_replica", name="skipped_steps"
         )
 
+    # Keras's constructor assigns its own defaults, an iteration counter and a learning rate among
+    # them, before there is an inner optimizer, whose count: here they leave no trace. Taken back
+    # later they would, and TensorFlow saves no list from which something was removed.
+
+    def __setattr__(self, name, value):
+        of_inner = isinstance(getattr(type(self), name, None), property)
+        if not of_inner or "inner_optimizer" in vars(self):
+            super().__setattr__(name, value)
+
+    def _track_variable(self, variable):
+        if "inner_optimizer" in vars(self):
+            super()._track_variable(variable)
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":  # where a variable is one tensor, not one per replica
+            children["_variables"] = [variable.value for variable in self._variables]
+        return children
+
+    @no_automatic_dependency_tracking  # or the model's variables would be the optimizer's too
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the residuals and builds the inner optimizer.
 
@@ -168,18 +188,21 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         Raises:
           ValueError: the workers' optimizers or variables differ.
         """
+        if not variables:
+            return
         if tf.distribute.has_strategy():
             require_optimizer(self, tf.distribute.get_strategy())
         layout = self._config.layout(variables)
         if layout.compressed:
             check_takes_zeros(self.inner_optimizer)
-        self._require_alike(layout)
+        if not model_files.loading():  # which one worker may do alone
+            self._require_alike(layout)
         if self.hierarchical:
             hierarchy.check_strategy(self._distribution_strategy)
         self._excluded = self._config.excluded([t.path for t in layout.tensors])
         residuals = {}
         with contextlib.ExitStack() as stack:
-            if not tf.distribute.has_strategy() and variables:
+            if not tf.distribute.has_strategy():
                 stack.enter_context(self._distribution_strategy.scope())
             for position in layout.compressed:
                 residuals[position] = self._add_residual(variables[position], position)
@@ -195,10 +218,14 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         )
         self._trainable_variables = list(variables)
         self.built = True
+        if self._weights_to_set is not None:
+            weights, self._weights_to_set = self._weights_to_set, None
+            self.set_weights(weights)
 
     def _require_alike(self, layout):
+        """Compares the workers, once."""
         workers = getattr(self._distribution_strategy.extended, "workers", None)
-        if workers is not None:
+        if workers is not None and not self._compared:
             description = {
                 **describe_optimizer(self),
                 **self._config.get_config(),
@@ -208,23 +235,15 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 ],
             }
             workers.require_alike("ScaleComOptimizer", description)
+            self._compared = True
 
     def _add_residual(self, variable, position):
-        # Reading it must cost no communication, and every replica, or worker, has its own.
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras.name_scope(self.name, caller=self))
             if self.hierarchical:
                 extended = self._distribution_strategy.extended
                 stack.enter_context(hierarchy.variables_of_worker(extended))
-            residual = keras.Variable(
-                "zeros",
-                shape=variable.shape,
-                dtype="float32",
-                trainable=False,
-                synchronization="on_read",
-                aggregation="only_first_replica",
-                name=f"residual_{position}",
-            )
+            residual = ResidualVariable(variable.shape, name=f"residual_{position}")
         self._track_variable(residual)
         return residual
 
@@ -237,11 +256,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     def residuals(self) -> dict[str, tuple[np.ndarray, ...]]:
         """Variable path -> float32 array in the variable's shape, for each local replica."""
         state = self._built_state("residuals")
-        unwrap = self._distribution_strategy.experimental_local_results
         return {
-            state.layout.tensors[position].path: tuple(
-                part.numpy() for part in unwrap(residual.value)
-            )
+            state.layout.tensors[position].path: tuple(part.numpy() for part in residual.parts)
             for position, residual in state.residuals.items()
         }
 
@@ -305,6 +321,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         Args:
           grads: one gradient (tensor, IndexedSlices or None) per variable.
           trainable_variables: the variables, or None for all that the optimizer was built with.
+
+        Raises:
+          ValueError: the workers' optimizers or variables differ.
         """
         grads = list(grads)
         if not grads:
@@ -323,7 +342,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         grads, variables = inner._overwrite_variables_directly_with_gradients(grads, variables)
         if grads:
             grads = [self._prepare(g, v) for g, v in zip(grads, variables, strict=True)]
-            step = UpdateStep(inner, variables, self._built_state("apply()"))
+            state = self._built_state("apply()")
+            self._require_alike(state.layout)
+            step = UpdateStep(inner, variables, state)
             context.merge_call(step.run, args=(grads, context.replica_id_in_sync_group))
 
     def _known_variables(self, grads, variables):
@@ -378,32 +399,39 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     def load_own_variables(self, store):
         """Loads what `save_own_variables` saved; every replica gets the residuals of the one saved.
 
-        From an optimizer that was never built, as that of a model compiled and not yet trained,
-        there is nothing to load: a warning, as of any Keras optimizer.
-
-        Raises:
-          ValueError: the optimizer is not built, or was built for other variables.
+        If the file is of another optimizer, or of one before its first step, or this one has not
+        been built, there is a warning and nothing is loaded, as with any Keras optimizer.
         """
-        if self.built and len(store.keys()) == _VARIABLES_BEFORE_BUILD:
-            warnings.warn(
-                "ScaleComOptimizer: the file was saved before the first step; this optimizer stays "
-                "as it is.",
-                stacklevel=2,
-            )
+        saved = [store[key] for i in range(len(store.keys())) if (key := str(i)) in store]
+        shapes = [tuple(value.shape) for value in saved]
+        if shapes == [tuple(variable.shape) for variable in self._variables]:
+            for variable, value in zip(self._variables, saved, strict=True):
+                variable.assign(value)
             return
-        if len(store.keys()) != len(self._variables):
-            raise ValueError(
-                f"ScaleComOptimizer: expected a file with the {len(self._variables)} variables of "
-                f"this optimizer; received one with {len(store.keys())}. "
-                + (
-                    "Build the model it was saved with."
-                    if self.built
-                    else "Call `optimizer.build(model.trainable_variables)` before loading, or "
-                    "load without the optimizer, by skip_mismatch=True."
-                )
+        if not self.built:
+            why = (
+                "this optimizer has no variables yet. Call "
+                "`optimizer.build(model.trainable_variables)` before loading to have it go on"
             )
-        for i, variable in enumerate(self._variables):
-            variable.assign(store[str(i)])
+        elif len(shapes) == _VARIABLES_BEFORE_BUILD:
+            why = "the file was saved before the first step"
+        else:
+            why = "the file was saved with another optimizer, or for other variables"
+        warnings.warn(
+            f"ScaleComOptimizer: skipping its residuals, which stay as they are: {why}.",
+            stacklevel=2,
+        )
+
+    def set_weights(self, weights):
+        """Sets own variables and the inner optimizer's, once they are there.
+
+        Keras loads a `.h5` file so, after a call to `build` without the variables of layers.
+        """
+        if self.built:
+            for variable, weight in zip(self.variables, weights, strict=True):
+                variable.assign(weight)
+        else:
+            self._weights_to_set = [np.asarray(weight) for weight in weights]
 
     def get_config(self):
         # Everything else is the inner optimizer's.

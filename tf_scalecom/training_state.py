@@ -70,7 +70,7 @@ def describe(model: keras.Model) -> dict:
         },
         "optimizers": {
             path: {
-                "config": describe_optimizer(optimizer),
+                "config": describe_optimizer(optimizer, constant_rate=False),
                 "variables": (
                     [places.get(id(variable)) for variable in _trained(optimizer)]
                     if optimizer.built
