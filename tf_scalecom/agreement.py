@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
+import tensorflow as tf
 
 # Key of a description for the path of the variable that it describes. People are shown it; it is
 # not compared, as each process counts Keras's names up for itself.
@@ -17,6 +18,10 @@ VARIABLE = "variable's path"
 
 _CREATE = keras.Variable._initialize.__code__
 
+_SAME_ITERATIONS = (
+    "`iterations` says which replica leads a step and what a schedule gives: restore an optimizer, or "
+    "set its `iterations`, on all workers or on none."
+)
 _SHOWN = 5
 _SHOWN_OF_PATH = 100
 _ABSENT = "nothing"
@@ -128,6 +133,28 @@ def describe_variables(variables: Sequence[keras.Variable]) -> list[dict]:
         }
         for variable in variables
     ]
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that a model has as attributes, `model.optimizer` among them."""
+    values: list = []
+    for value in vars(model).values():
+        inside = value.values() if isinstance(value, Mapping) else value
+        values.extend(inside if isinstance(value, (list, tuple, Mapping)) else [value])
+    found = {id(v): v for v in values if isinstance(v, keras.optimizers.Optimizer)}
+    return list(found.values())
+
+
+def require_same_iterations(workers, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+    """Raises on all workers unless each optimizer has made as many steps on all.
+
+    Args:
+        workers: a `Workers`.
+        optimizers: the same ones on all workers.
+    """
+    with tf.init_scope():
+        steps = [int(optimizer.iterations.numpy()) for optimizer in optimizers]
+    workers.require_alike("the optimizers", {"iterations": steps}, _SAME_ITERATIONS)
 
 
 def path_of_new_variable(name: str | None) -> str:

@@ -50,9 +50,14 @@ _BYTES = [bytes([code]) for code in range(256)]
 
 
 class InstanceKeys:
-    """The instance keys of one group, a function of the collective's signature."""
+    """The instance keys of one group, a function of the collective's signature.
+
+    Attributes:
+        step: name of what the collectives are part of; those of different ones share no key.
+    """
 
     def __init__(self):
+        self.step = ""
         self._ranges = {}
 
     def first(self, signature, length=1):
@@ -63,6 +68,7 @@ class InstanceKeys:
                 be equal on all replicas.
             length: number of keys wanted, e.g. one per possible source.
         """
+        signature = (*signature, self.step)
         if signature not in self._ranges:
             digest = hashlib.sha256(repr(signature).encode()).digest()
             slots = _KEY_SPACE // length
@@ -75,12 +81,17 @@ class InstanceKeys:
         return self._ranges[signature][0]
 
     def describe(self, key):
-        """The collective that a key belongs to, in words."""
+        """The collective that a key belongs to, in words, the same on all replicas; its step."""
         # A list: another thread may be tracing, and add keys.
-        for (kind, dtype, *shape, site), (first, length) in list(self._ranges.items()):
+        for (kind, dtype, *shape, site, step), (first, length) in list(self._ranges.items()):
             if first <= key < first + length:
-                return f"{kind} of {dtype} {shape}" + (f", {site}" if site else "")
-        return "a collective"
+                words = [f"{kind} of {dtype} {shape}", site, step]
+                if length > 1:
+                    # Workers that each take themselves for the sender do not meet.
+                    which = "from replica" if kind == "broadcast" else "size class"
+                    words.append(f"{which} {key - first}")
+                return ", ".join(filter(None, words)), step
+        return "a collective", ""
 
     def _is_taken(self, first, length):
         return any(
@@ -105,6 +116,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
     def __init__(self, group_key, group_size, collective_keys, device, options):
         super().__init__(group_key, group_size, collective_keys, device, options)
         self._keys = InstanceKeys()
+        self._steps = {}
         self._host_device = device_util.get_host_for_device(device)
         with tf.init_scope(), tf.device(self._host_device):
             self.begun = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
@@ -112,8 +124,24 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             self.key = resource_variable_ops.ResourceVariable(0, dtype=tf.int32)
 
     def last_call(self):
-        """The call that began last, in words."""
-        return self._keys.describe(self.key.numpy())
+        """The call that began last, in words that are the same on all replicas; and what for."""
+        call, step = self._keys.describe(self.key.numpy())
+        return call, self._steps.get(step, "")
+
+    @contextlib.contextmanager
+    def within(self, step, words):
+        """Collectives launched inside are part of `step`, and meet no others.
+
+        Args:
+            step: a name that is the same on all replicas.
+            words: what it is, for this replica's people.
+        """
+        self._steps[step] = words
+        self._keys.step = step
+        try:
+            yield
+        finally:
+            self._keys.step = ""
 
     def all_reduce(self, input_tensor, control_input=None, options=None, site=""):
         """Sums a dense tensor over all replicas.

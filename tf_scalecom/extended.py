@@ -20,7 +20,7 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tf_scalecom import cluster as cluster_lib
-from tf_scalecom import empty_batches, keras_epochs
+from tf_scalecom import empty_batches, gradient_sets, keras_epochs, keras_hooks
 from tf_scalecom.agreement import VARIABLE, path_of_new_variable
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning
@@ -63,8 +63,15 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     # Where this process stands, if it does not train alone.
     _cluster = None
 
-    # While a step is being traced or run: which of this process's replicas have an empty batch.
+    # While a step is being traced or run: which of this process's replicas have an empty batch,
     _empty = None
+    # and which gradients an optimizer has that are not reduced yet, a `GradientSet`.
+    next_gradients = None
+
+    def __init__(self, *args, **kwargs):
+        keras_hooks.install()
+        self._variable_numbers = itertools.count()
+        super().__init__(*args, **kwargs)
 
     def _initialize_local(self, cluster_resolver, devices=None):
         super()._initialize_local(cluster_resolver, devices)
@@ -135,17 +142,19 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 options=options,
                 collective_keys=cross_device_utils.CollectiveKeys(next(_worker_group_keys)),
             )
+        self.launchers = {
+            launcher
+            for cross_device_ops in (
+                self._cross_device_ops,
+                self._host_cross_device_ops,
+                self.worker_cross_device_ops,
+            )
+            for launcher in cross_device_ops._launchers
+        }
         if self._num_workers > 1:
-            launchers = {
-                launcher
-                for cross_device_ops in (
-                    self._cross_device_ops,
-                    self._host_cross_device_ops,
-                    self.worker_cross_device_ops,
-                )
-                for launcher in cross_device_ops._launchers
-            }
-            self._watchdog = Watchdog(launchers, self._cluster.name, self._cluster.peers, limit)
+            self._watchdog = Watchdog(
+                self.launchers, self._cluster.name, self._cluster.peers, limit
+            )
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         if replica_id > 0 or self._num_workers == 1:
@@ -199,6 +208,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             with tf.control_dependencies(batch):
                 result = super()._call_for_each_replica(fn, args, kwargs)
         finally:
+            self.next_gradients = None
             if outermost:
                 self._empty = None
         if _is_finite_check(fn):
@@ -216,7 +226,8 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 (self._without_empty(value), destination)
                 for value, destination in value_destination_pairs
             ]
-        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+        with gradient_sets.reducing(self, len(value_destination_pairs)):
+            return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
     def _without_empty(self, value):
         local = self._container_strategy().experimental_local_results(value)
@@ -225,9 +236,19 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         variable = super()._create_variable(next_creator, **kwargs)
-        return empty_batches.keep_finite(variable) if self._num_replicas_in_sync > 1 else variable
+        # All workers create the same ones in the same order: each waits for its initial value.
+        variable._tf_scalecom_number = next(self._variable_numbers)
+        return variable
 
-    def _is_empty_here(self):
+    def number_of(self, variable):
+        """The variable's number among all of this strategy, the same on all workers; else None.
+
+        Args:
+            variable: a Keras variable, or one of TensorFlow's.
+        """
+        return getattr(getattr(variable, "value", variable), "_tf_scalecom_number", None)
+
+    def is_empty_here(self):
         """Whether the current replica has an empty batch; None if it cannot, or in no replica."""
         replica_context = tf.distribute.get_replica_context()
         if self._empty is None or replica_context is None:

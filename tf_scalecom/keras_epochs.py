@@ -19,7 +19,12 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
-from tf_scalecom.agreement import describe_optimizer, describe_variables
+from tf_scalecom.agreement import (
+    describe_optimizer,
+    describe_variables,
+    optimizers_of,
+    require_same_iterations,
+)
 from tf_scalecom.one_writer import one_writer_per_file
 from tf_scalecom.stop_together import stop_together
 
@@ -172,6 +177,8 @@ class _EndsWithLastWorker:
             arguments = {"steps": call["steps"]}
         extended.workers.require_alike(caller.f_code.co_name, arguments)
         if doing == "training":
+            # Callbacks may just have restored them.
+            require_same_iterations(extended.workers, optimizers_of(call["self"]))
             one_writer_per_file(callbacks, extended.workers)
         if self.cardinality == tf.data.INFINITE_CARDINALITY and any(
             extended.workers.gather(not getattr(callbacks, unseen), "callbacks of each batch")

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom import hierarchy
+from tf_scalecom import hierarchy, keras_hooks
 from tf_scalecom.agreement import VARIABLE, describe_optimizer
 from tf_scalecom.compression import (
     CompressionConfig,
@@ -138,6 +138,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         hierarchical: bool = False,
         warmup: str = "dense",
     ):
+        keras_hooks.install()
         check_inner(inner_optimizer)
         self._lock = False
         config = CompressionConfig(
@@ -315,6 +316,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             )
         check_strategy(context.strategy)
         inner = self.inner_optimizer
+        grads = [
+            self._dense_unless_excluded(g, v) for g, v in zip(grads, variables, strict=True)
+        ]
         grads, variables = inner._filter_empty_gradients(grads, variables)
         grads, variables = inner._overwrite_variables_directly_with_gradients(grads, variables)
         if grads:
@@ -339,11 +343,14 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             )
         return variables
 
-    def _prepare(self, gradient, variable):
-        """One gradient, unscaled, in its variable's dtype, dense unless excluded."""
+    def _dense_unless_excluded(self, gradient, variable):
         position = self.inner_optimizer._get_variable_index(variable)
         if isinstance(gradient, tf.IndexedSlices) and position not in self._excluded:
-            gradient = tf.convert_to_tensor(gradient)
+            return tf.convert_to_tensor(gradient)
+        return gradient
+
+    def _prepare(self, gradient, variable):
+        """One gradient, unscaled, in its variable's dtype."""
         if self.loss_scale_factor is not None:
             gradient = gradient / self.loss_scale_factor
         # A tensor of this replica's own: `merge_call` takes one that all share for a single value.
