@@ -34,17 +34,32 @@ _KEY_SPACE = 2**30
 _EXPONENT_THRESHOLDS = [2**power for power in range(4, 62)]
 _NUM_BUCKETS = 512
 
-# What the runtime's gather and broadcast cannot move, and travels as something else.
+# What the runtime's gather and broadcast cannot move, and travels as something else: as numbers
+# that can hold it,
 _WIRE_DTYPES = {
     tf.bfloat16: tf.float32,
+    tf.dtypes.experimental.float8_e4m3fn: tf.float32,
+    tf.dtypes.experimental.float8_e5m2: tf.float32,
     tf.bool: tf.int32,
+    tf.dtypes.experimental.int4: tf.int32,
     tf.int8: tf.int32,
+    tf.dtypes.experimental.uint4: tf.int32,
     tf.uint8: tf.int32,
     tf.int16: tf.int32,
     tf.uint16: tf.int32,
     tf.uint32: tf.int64,
 }
-
+# or as its bits. Sums of these are sums of those.
+_BITS = {
+    tf.complex64: tf.float32,
+    tf.complex128: tf.float64,
+    tf.uint64: tf.int64,
+    tf.qint8: tf.int8,
+    tf.quint8: tf.uint8,
+    tf.qint32: tf.int32,
+}
+_AS_IS = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+CARRIED = (*_AS_IS, *_WIRE_DTYPES, *_BITS, tf.string)
 
 _BYTES = [bytes([code]) for code in range(256)]
 
@@ -159,6 +174,9 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             The sum, on this launcher's device.
         """
         tensor = tf.convert_to_tensor(input_tensor)
+        if tensor.dtype in _BITS:
+            bits = tf.bitcast(tensor, _BITS[tensor.dtype])
+            return tf.bitcast(self.all_reduce(bits, control_input, options, site), tensor.dtype)
         with self._placed(control_input):
             if self._group_size == 1 or tensor.shape.num_elements() == 0:
                 return tf.identity(tensor)
@@ -194,7 +212,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             source_rank: int32 scalar in [0, group size), the same on all replicas: which
                 replica is the source, in any numbering.
             shape: static shape of the tensor.
-            dtype: its dtype. Bools and small integers travel as int32, bfloat16 as float32.
+            dtype: its dtype, which must be one of a fixed size.
             control_input: as in `all_reduce`.
             options: as in `all_reduce`.
             site: as in `all_reduce`.
@@ -204,6 +222,14 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         """
         shape = tf.TensorShape(shape).as_list()
         dtype = tf.as_dtype(dtype)
+        if dtype in _BITS:
+            bits = _BITS[dtype]
+            parts = [dtype.size // bits.size] if dtype.size > bits.size else []
+            words = self.broadcast(
+                lambda: tf.bitcast(tensor() if callable(tensor) else tensor, bits),
+                is_source, source_rank, shape + parts, bits, control_input, options, site,
+            )
+            return tf.bitcast(words, dtype)
         wire_dtype = _WIRE_DTYPES.get(dtype, dtype)
         signature = ("broadcast", wire_dtype.name, *shape, site)
 
@@ -252,6 +278,9 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         tensor = tf.convert_to_tensor(input_tensor)
         if tensor.dtype == tf.string:
             return self._all_gather_strings(tensor, axis, options, site)
+        if tensor.dtype in _BITS:
+            bits = tf.bitcast(tensor, _BITS[tensor.dtype])
+            return tf.bitcast(self.all_gather(bits, axis, options, site), tensor.dtype)
         with self._placed(tensor):
             order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, tf.rank(tensor))], axis=0)
             rows = tf.transpose(tensor, order)

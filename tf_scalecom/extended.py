@@ -22,6 +22,7 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 from tf_scalecom import cluster as cluster_lib
 from tf_scalecom import empty_batches, gradient_sets, keras_epochs, keras_hooks
 from tf_scalecom.agreement import VARIABLE, path_of_new_variable
+from tf_scalecom.collectives import CARRIED
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.stop_together import DataEnd
@@ -177,19 +178,31 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 "dtype": value.dtype.name,
             }
             self.workers.require_alike("each new variable", description)
-            (launcher,) = self._host_cross_device_ops._launchers
-            value = launcher.broadcast(
-                value,
-                is_source=tf.constant(self._is_chief),
-                source_rank=tf.constant(0),
-                shape=value.shape,
-                dtype=value.dtype,
-                site="initial_value",
-            )
+            value = self._of_chief(value, path)
             with tf.device(device):
                 return tf.identity(value)
 
         return initial_value
+
+    def _of_chief(self, value, path):
+        """The first worker's value, on all workers; `path` is that of the variable it is for."""
+        (launcher,) = self._host_cross_device_ops._launchers
+        if value.dtype not in CARRIED:
+            raise ValueError(
+                "A variable of several workers: expected a dtype among "
+                f"{', '.join(dtype.name for dtype in CARRIED)}, received {value.dtype.name} "
+                f"({path}). Keep such state outside of `strategy.scope()`."
+            )
+        if value.dtype == tf.string:
+            return launcher.all_gather(value[tf.newaxis], axis=0, site="initial_value")[0]
+        return launcher.broadcast(
+            value,
+            is_source=tf.constant(self._is_chief),
+            source_rank=tf.constant(0),
+            shape=value.shape,
+            dtype=value.dtype,
+            site="initial_value",
+        )
 
     def _call_for_each_replica(self, fn, args, kwargs):
         self._refuse_xla()
