@@ -105,15 +105,15 @@ def _in_training_call():
 
 
 def _remember(variable, graph):
-    """Reads a variable and, unless that was done in this update, keeps the value; returns it."""
+    """The value before the first assignment of this update; that is read where this is the first."""
     handle, known = variable._value.handle, _assigned_in(graph)
-    before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable._value.dtype)
     if tf.executing_eagerly():
         for key in [key for key, assigned in known.items() if assigned.variable() is None]:
             del known[key]
     if id(handle) not in known or not known[id(handle)].in_this_update:
-        known[id(handle)] = _Assigned(weakref.ref(variable), handle, before)
-    return before
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable._value.dtype)
+        known[id(handle)] = _Assigned(weakref.ref(variable), handle, value)
+    return known[id(handle)].before
 
 
 def _assigned_in(graph) -> dict[int, _Assigned]:
