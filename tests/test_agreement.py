@@ -3,6 +3,7 @@
 import re
 import textwrap
 import time
+import warnings
 
 import keras
 import numpy as np
@@ -278,10 +279,12 @@ def apply_unlike(strategy, wrapped, in_graph):
                 list(variables),
             ))
 
-        try:
-            (tf.function(step, autograph=False) if in_graph else step)()
-        except ValueError as error:
-            return str(error)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Gradients do not exist")
+            try:
+                (tf.function(step, autograph=False) if in_graph else step)()
+            except ValueError as error:
+                return str(error)
         return None
 
     errors = {
@@ -305,7 +308,6 @@ def apply_unlike(strategy, wrapped, in_graph):
     ("num_workers", "wrapped", "in_graph"),
     [(2, True, True), (2, False, True), (2, False, False), (3, True, False), (3, False, True)],
 )
-@pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_gradients_of_different_variables_are_refused(cluster, num_workers, wrapped, in_graph):
     results = cluster(num_workers).run(apply_unlike, wrapped, in_graph, timeout=120)
     last = f"worker {num_workers - 1}"
@@ -366,7 +368,7 @@ DIFFERENT_LEADERS = """
     import tensorflow as tf
     import tf_scalecom
 
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=60)
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=40)
     strategy = tf_scalecom.MultiWorkerMirroredStrategy(communication_options=options)
     with strategy.scope():
         variable = keras.Variable(np.ones(2000, np.float32), name="weights")
@@ -386,7 +388,7 @@ DIFFERENT_LEADERS = """
 @pytest.mark.multi_worker
 def test_workers_with_different_leaders_fail_and_say_so(tmp_path):
     for log in logs_of_failure(DIFFERENT_LEADERS, tmp_path):
-        assert re.search(r"has waited (1[5-9]|2\d) s, as all workers have, but not for the s", log)
+        assert re.search(r"has waited [1-3]\d s, as all workers have, but not for the s", log)
         call = r"broadcast of int32 \[\d+\], \w+, from replica {}, call \d+ \(gradients of 1 vari"
         assert re.search(r"/task:0 is in " + call.format(1), log), log
         assert re.search(r"/task:1 is in " + call.format(0), log), log

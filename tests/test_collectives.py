@@ -67,8 +67,8 @@ def create_of_each_dtype(strategy):
         if dtype.startswith("q"):
             bits = {"qint8": tf.int8, "quint8": tf.uint8, "qint32": tf.int32}[dtype]
             return tf.bitcast(tf.constant([[0, 1, 2 + rank]], bits), dtype)
-        imaginary = 1j if dtype.startswith("complex") else 0
-        return tf.cast(np.array([[0, 1, 2 + rank]]) * (1 + imaginary), dtype)
+        numbers = np.array([[0, 1, 2 + rank]], np.float32)
+        return tf.cast(numbers * 1j if dtype.startswith("complex") else numbers, dtype)
 
     with strategy.scope():
         variables = [tf.Variable(value(dtype)) for dtype in DTYPES]

@@ -19,8 +19,8 @@ VARIABLE = "variable's path"
 _CREATE = keras.Variable._initialize.__code__
 
 _SAME_ITERATIONS = (
-    "`iterations` says which replica leads a step and what a schedule gives: restore an optimizer, or "
-    "set its `iterations`, on all workers or on none."
+    "`iterations` says which replica leads a step and what a schedule gives: restore an optimizer, "
+    "or set its `iterations`, on all workers or on none."
 )
 _SHOWN = 5
 _SHOWN_OF_PATH = 100

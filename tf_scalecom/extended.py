@@ -64,8 +64,8 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     # Where this process stands, if it does not train alone.
     _cluster = None
 
-    # While a step is being traced or run: which of this process's replicas have an empty batch,
-    _empty = None
+    # Whether a step is being traced or run, which of this process's replicas have an empty batch,
+    _in_step, _empty = False, None
     # and which gradients an optimizer has that are not reduced yet, a `GradientSet`.
     next_gradients = None
 
@@ -214,16 +214,16 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             for tensor in tf.nest.flatten((args, kwargs), expand_composites=True)
             if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
         ]
-        outermost = self._empty is None
-        if outermost and self._num_replicas_in_sync > 1:
-            self._empty = empty_batches.find_empty((args, kwargs), len(self.worker_devices))
+        # An update makes such calls inside of one.
+        outermost, self._in_step = not self._in_step, True
         try:
+            if outermost and self._num_replicas_in_sync > 1:
+                self._empty = empty_batches.find_empty((args, kwargs), len(self.worker_devices))
             with tf.control_dependencies(batch):
                 result = super()._call_for_each_replica(fn, args, kwargs)
         finally:
-            self.next_gradients = None
             if outermost:
-                self._empty = None
+                self._in_step, self._empty, self.next_gradients = False, None, None
         if _is_finite_check(fn):
             result = self._all_true(result)
             loss_scaling = fn.__self__

@@ -105,7 +105,7 @@ def _in_training_call():
 
 
 def _remember(variable, graph):
-    """The value before the first assignment of this update; that is read where this is the first."""
+    """The value before the first assignment of this update: read now, if this is the first."""
     handle, known = variable._value.handle, _assigned_in(graph)
     if tf.executing_eagerly():
         for key in [key for key, assigned in known.items() if assigned.variable() is None]:
