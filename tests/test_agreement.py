@@ -387,8 +387,42 @@ DIFFERENT_LEADERS = """
 
 @pytest.mark.multi_worker
 def test_workers_with_different_leaders_fail_and_say_so(tmp_path):
-    for log in logs_of_failure(DIFFERENT_LEADERS, tmp_path):
-        assert re.search(r"has waited [1-3]\d s, as all workers have, but not for the s", log)
-        call = r"broadcast of int32 \[\d+\], \w+, from replica {}, call \d+ \(gradients of 1 vari"
-        assert re.search(r"/task:0 is in " + call.format(1), log), log
-        assert re.search(r"/task:1 is in " + call.format(0), log), log
+    said = "".join(logs_of_failure(DIFFERENT_LEADERS, tmp_path))
+    assert re.search(r"has waited [1-3]\d s, as all workers have, but not for the same", said), said
+    for rank in (0, 1):
+        call = rf"/task:{rank} is in broadcast of int32 \[\d+\], gradients \w+, "
+        sender = rf"from replica {1 - rank}, call \d+ \(gradients: all of 1\)"
+        assert re.search(call + sender, said), said
+
+
+LATER = """
+    import keras, numpy as np
+    import tensorflow as tf
+    import tf_scalecom
+
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=40)
+    strategy = tf_scalecom.MultiWorkerMirroredStrategy(communication_options=options)
+    with strategy.scope():
+        a, b = (keras.Variable(np.ones(9, np.float32), name=name) for name in "ab")
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([a, b])
+
+    @tf.function
+    def step(first):
+        def apply():
+            optimizer.apply([tf.ones(9), None] if first else [None, tf.ones(9)], [a, b])
+
+        strategy.run(apply)
+
+    step(True)
+    step(False)
+    step(strategy.extended._id_in_cluster == 1)
+"""
+
+
+@pytest.mark.multi_worker
+def test_known_sets_of_gradients_do_not_meet_in_one_step(tmp_path):
+    said = "".join(logs_of_failure(LATER, tmp_path))
+    for rank, absent in enumerate("ab"):
+        call = rf"/task:{rank} is in reduce of float32 \[9\], gradients \w+, call \d+ "
+        assert re.search(call + rf"\(gradients: 1 of 2, none of {absent}\)", said), said

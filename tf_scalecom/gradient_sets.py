@@ -40,12 +40,12 @@ class GradientSet(NamedTuple):
     Attributes:
       key: the same on all workers if they have the same set, and only then.
       words: the same for people.
-      count: how many there are.
+      size: how many there are.
     """
 
     key: str
     words: str
-    count: int
+    size: int
 
 
 def check(
@@ -68,7 +68,7 @@ def check(
         for v, kind in zip(variables, kinds, strict=True)
     ]
     present = [(d["variable"], d["gradient"]) for d in described if d["gradient"] != _NONE]
-    key = hashlib.sha256(json.dumps(present).encode()).hexdigest()[:12]
+    key = f"gradients {hashlib.sha256(json.dumps(present).encode()).hexdigest()[:12]}"
     known = _compared.setdefault(optimizer, set())
     if key not in known:
         if not known:
@@ -88,7 +88,7 @@ def reducing(extended, count: int | None = None) -> Iterator[None]:
         something else.
     """
     gradients = getattr(extended, "next_gradients", None)
-    if gradients is None or count not in (None, gradients.count):
+    if gradients is None or count not in (None, gradients.size):
         yield
         return
     extended.next_gradients = None
@@ -111,9 +111,9 @@ def _path(variable):
 def _words(described):
     absent = [d[VARIABLE] for d in described if d["gradient"] == _NONE]
     if not absent:
-        return f"gradients of {len(described)} variables"
+        return f"gradients: all of {len(described)}"
     more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
     return (
-        f"gradients of {len(described) - len(absent)} variables, none of "
+        f"gradients: {len(described) - len(absent)} of {len(described)}, none of "
         f"{', '.join(absent[:_SHOWN])}{more}"
     )
