@@ -39,14 +39,16 @@ class Tracks(keras.layers.Layer):
         return inputs
 
 
-def train(strategy, place, num_workers, optimizer=None, synchronized=False, policy="float32",
-          **compile_arguments):
+def train(
+    strategy, place=0, num_workers=1, replicas_here=1, optimizer=None, synchronized=False,
+    policy="float32", hierarchical=False, **compile_arguments,
+):
     """Trains with a NaN on the last worker; returns what layers hold after each execution."""
     keras.config.set_dtype_policy(policy)
     rng = np.random.default_rng(place)
-    x = rng.normal(size=(4 * BATCHES, 6)).astype("float32")
+    x = rng.normal(size=(4 * BATCHES * replicas_here, 6)).astype("float32")
     if place == num_workers - 1:
-        x[4 * BAD, 1] = np.nan
+        x[4 * BAD * replicas_here, 1] = np.nan
     with strategy.scope():
         layers = [
             keras.layers.BatchNormalization(synchronized=synchronized, name="norm"),
@@ -56,27 +58,35 @@ def train(strategy, place, num_workers, optimizer=None, synchronized=False, poli
         ]
         model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(2)])
         if optimizer is None:
-            optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(0.01), compression_ratio=2)
+            optimizer = sc.ScaleComOptimizer(
+                keras.optimizers.SGD(0.01), compression_ratio=2, hierarchical=hierarchical
+            )
         model.compile(optimizer, "mse", jit_compile=False, **compile_arguments)
     seen = []
 
     class Record(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            seen.append({layer.name: np.stack(state(layer)) for layer in layers})
+            seen.append({layer.name: state(strategy, layer) for layer in layers})
 
-    data = tf.data.Dataset.from_tensor_slices((x, np.ones((len(x), 2), "float32"))).batch(4)
+    y = np.ones((len(x), 2), "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     if num_workers > 1:
-        data = strategy.distribute_datasets_from_function(lambda _: data_of(x))
+        own = data
+        data = strategy.distribute_datasets_from_function(lambda _: own)
     model.fit(data, verbose=0, callbacks=[Record()])
     return seen, np.isfinite(model.get_weights()[-1]).all()
 
 
-def data_of(x):
-    return tf.data.Dataset.from_tensor_slices((x, np.ones((len(x), 2), "float32"))).batch(4)
-
-
-def state(layer):
-    return [v.numpy() for v in layer.non_trainable_variables if v.dtype == "float32"]
+def state(strategy, layer):
+    """The values on all replicas of this process."""
+    return np.stack(
+        [
+            part.numpy()
+            for v in layer.non_trainable_variables
+            if v.dtype == "float32"
+            for part in strategy.experimental_local_results(v.value)
+        ]
+    )
 
 
 def check(outcome, steps=1):
@@ -93,8 +103,9 @@ def check(outcome, steps=1):
 
 
 def train_on_worker(strategy, **arguments):
-    return train(strategy, strategy.extended._id_in_cluster, strategy.num_replicas_in_sync,
-                 **arguments)
+    extended = strategy.extended
+    place = extended._id_in_cluster, extended._num_workers, len(extended.worker_devices)
+    return train(strategy, *place, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +130,11 @@ def test_on_three_workers(cluster, synchronized):
         check(outcome)
 
 
+def test_on_two_workers_of_two_replicas(cluster):
+    for outcome in cluster(2, logical_cpus=2).run(train_on_worker, hierarchical=True, timeout=120):
+        check(outcome)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -131,7 +147,7 @@ def test_on_three_workers(cluster, synchronized):
 )
 def test_alone(arguments):
     try:
-        outcome = train(tf.distribute.get_strategy(), 0, 1, **arguments)
+        outcome = train(tf.distribute.get_strategy(), **arguments)
     finally:
         keras.config.set_dtype_policy("float32")
     if "run_eagerly" in arguments:
@@ -143,7 +159,7 @@ def test_alone(arguments):
 
 def test_accumulation_keeps_what_is_finite():
     inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)
-    seen, _ = train(tf.distribute.get_strategy(), 0, 1, sc.ScaleComOptimizer(inner))
+    seen, _ = train(tf.distribute.get_strategy(), optimizer=sc.ScaleComOptimizer(inner))
     assert all(np.isfinite(v).all() for states in seen for v in states.values())
     assert (seen[BAD]["norm"] != seen[BAD - 1]["norm"]).any()
 
@@ -169,15 +185,6 @@ def on_two_devices(aggregation="none"):
 
         strategy.run(replica_step, args=(x,))
 
-    def values():
-        variables = [v for layer in layers for v in layer.non_trainable_variables]
-        return [
-            part.numpy()
-            for v in variables
-            if v.dtype == "float32"
-            for part in strategy.experimental_local_results(v.value)
-        ]
-
     seen = []
     for number in range(3):
         rows = tf.random.normal([2, 4, 6])
@@ -187,14 +194,14 @@ def on_two_devices(aggregation="none"):
             lambda place, rows=rows: rows[place.replica_id_in_sync_group]
         )
         step(x)
-        seen.append(values())
+        seen.append([state(strategy, layer) for layer in layers])
     return seen
 
 
 @pytest.mark.parametrize("aggregation", ["none", "mean"])
 def test_on_two_devices(aggregation):
     before, after, later = on_two_devices(aggregation)
-    assert len(before) == 6
+    assert [len(values) for values in before] == [4, 2]
     for a, b, c in zip(before, after, later, strict=True):
         np.testing.assert_array_equal(a, b)
         assert np.isfinite(c).all() and (c != b).any()

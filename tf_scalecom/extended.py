@@ -259,7 +259,9 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         Args:
             variable: a Keras variable, or one of TensorFlow's.
         """
-        return getattr(getattr(variable, "value", variable), "_tf_scalecom_number", None)
+        if isinstance(variable, keras.Variable):
+            variable = variable.value
+        return getattr(variable, "_tf_scalecom_number", None)
 
     def is_empty_here(self):
         """Whether the current replica has an empty batch; None if it cannot, or in no replica."""

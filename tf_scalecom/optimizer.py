@@ -57,8 +57,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
 
     Gradients are clipped and accumulated locally first, where Keras does. A step in which any
     replica's gradient is not finite is skipped on all: nothing changes but `iterations` and
-    `skipped_steps`. Learning rate, iterations, weight decay, loss scale, moving averages are
-    those of the inner optimizer. Every 25 skipped steps in a row are a warning in the log.
+    `skipped_steps`, and what layers have assigned in the step is taken back. Learning rate,
+    iterations, weight decay, loss scale, moving averages are those of the inner optimizer. Every 25
+    skipped steps in a row are a warning in the log.
 
     Under mixed_float16 Keras puts a `LossScaleOptimizer` around: residuals are in unscaled units,
     and `model.optimizer.inner_optimizer` has `residuals`, `compression_report()` and
