@@ -1,7 +1,7 @@
 """Where this package takes part in Keras, which has no hook for it.
 
 Each is a method of a Keras class, wrapped once, when the first strategy or optimizer of this
-package is made. None changes what Keras computes in a step that is not skipped.
+package is made. None changes what Keras computes from finite numbers.
 """
 
 import functools
