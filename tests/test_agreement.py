@@ -368,7 +368,7 @@ DIFFERENT_LEADERS = """
     import tensorflow as tf
     import tf_scalecom
 
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=40)
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=20)
     strategy = tf_scalecom.MultiWorkerMirroredStrategy(communication_options=options)
     with strategy.scope():
         variable = keras.Variable(np.ones(2000, np.float32), name="weights")
@@ -388,7 +388,7 @@ DIFFERENT_LEADERS = """
 @pytest.mark.multi_worker
 def test_workers_with_different_leaders_fail_and_say_so(tmp_path):
     said = "".join(logs_of_failure(DIFFERENT_LEADERS, tmp_path))
-    assert re.search(r"has waited [1-3]\d s, as all workers have, but not for the same", said), said
+    assert re.search(r"has waited [\d.]+ s, as all workers have, but not for the same", said), said
     for rank in (0, 1):
         call = rf"/task:{rank} is in broadcast of int32 \[\d+\], gradients \w+, "
         sender = rf"from replica {1 - rank}, call \d+ \(gradients: all of 1\)"
@@ -400,7 +400,7 @@ LATER = """
     import tensorflow as tf
     import tf_scalecom
 
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=40)
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=20)
     strategy = tf_scalecom.MultiWorkerMirroredStrategy(communication_options=options)
     with strategy.scope():
         a, b = (keras.Variable(np.ones(9, np.float32), name=name) for name in "ab")
