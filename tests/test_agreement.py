@@ -3,10 +3,12 @@
 import re
 import textwrap
 import time
+import warnings
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from worker_cluster import start_scripts
 
 import tf_scalecom as sc
@@ -243,3 +245,184 @@ def test_workers_in_different_calls_fail_and_say_in_which(tmp_path):
     for log in logs_of_failure(DIFFERENT_CALLS, tmp_path):
         assert re.search(r"/task:0 is in gather of int32 \[1, 1\], numbers of batches", log), log
         assert re.search(r"/task:1 is in reduce of int64 \[2\], comparison of each new", log), log
+
+
+# --- Gradients, and optimizers that have made other numbers of steps ---------------------------
+
+ABSENT, DENSE = None, np.ones((40, 30), np.float32)
+# What each worker but the last has for `a` and `b`, and what the last has.
+GRADIENTS = {
+    "others": ([DENSE, ABSENT], [ABSENT, DENSE]),
+    "one less": ([DENSE, DENSE], [DENSE, ABSENT]),
+    "none": ([DENSE, DENSE], [ABSENT, ABSENT]),
+    "all": ([DENSE, DENSE], [DENSE, DENSE]),
+}
+
+
+def apply_unlike(strategy, wrapped, in_graph):
+    """Applies each case with an optimizer of its own; returns the errors."""
+    is_last = strategy.extended._id_in_cluster == strategy.num_replicas_in_sync - 1
+    with strategy.scope():
+        a, b = (keras.Variable(np.ones_like(DENSE), name=name) for name in "ab")
+
+    def optimizer_of():
+        with strategy.scope():
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer = sc.ScaleComOptimizer(optimizer) if wrapped else optimizer
+            optimizer.build([a, b])
+        return optimizer
+
+    def error_of(optimizer, grads, variables=(a, b)):
+        def step():
+            strategy.run(lambda: optimizer.apply(
+                [tf.convert_to_tensor(g) if isinstance(g, np.ndarray) else g for g in grads],
+                list(variables),
+            ))
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Gradients do not exist")
+            try:
+                (tf.function(step, autograph=False) if in_graph else step)()
+            except ValueError as error:
+                return str(error)
+        return None
+
+    errors = {
+        case: error_of(optimizer_of(), sets[is_last]) for case, sets in GRADIENTS.items()
+    }
+    errors["order"] = error_of(optimizer_of(), [DENSE, DENSE], (b, a) if is_last else (a, b))
+    slices = tf.IndexedSlices(tf.ones([2, 30]), tf.constant([0, 1]), tf.constant([40, 30]))
+    errors["slices"] = error_of(optimizer_of(), [DENSE, slices if is_last else DENSE])
+    optimizer = optimizer_of()
+    if is_last:
+        optimizer.iterations.assign(7)
+    errors["iterations"] = error_of(optimizer, [DENSE, DENSE])
+    optimizer = optimizer_of()
+    errors["several"] = [
+        error_of(optimizer, grads) for grads in ([DENSE, ABSENT], [ABSENT, DENSE]) * 2
+    ]
+    return errors, [v.numpy() for v in (a, b)]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "wrapped", "in_graph"),
+    [(2, True, True), (2, False, True), (2, False, False), (3, True, False), (3, False, True)],
+)
+def test_gradients_of_different_variables_are_refused(cluster, num_workers, wrapped, in_graph):
+    results = cluster(num_workers).run(apply_unlike, wrapped, in_graph, timeout=120)
+    last = f"worker {num_workers - 1}"
+    first = ", ".join(f"worker {i}" for i in range(num_workers - 1))
+    for errors, values in results:
+        assert errors.pop("all") is None and errors.pop("several") == [None] * 4
+        assert f"0.gradient: 'dense' (a on {first}), 'none' (a on {last})" in errors["others"]
+        assert f"1.gradient: 'none' (b on {first}), 'dense' (b on {last})" in errors["others"]
+        assert f"1.gradient: 'dense' (b on {first}), 'none' (b on {last})" in errors["one less"]
+        assert f"0.gradient: 'dense' (a on {first}), 'none' (a on {last})" in errors["none"]
+        assert re.search(r"0\.variable: \d+ \(a on .*\), \d+ \(b on worker", errors["order"])
+        # Compressed, they become dense before they travel.
+        if wrapped:
+            assert errors["slices"] is None
+        else:
+            assert "1.gradient: 'dense'" in errors["slices"]
+        assert f"iterations.0: 0 ({first}), 7 ({last})" in errors["iterations"]
+        for mine, of_first in zip(values, results[0][1], strict=True):
+            np.testing.assert_array_equal(mine, of_first)
+
+
+class WithSecondOptimizer(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.others = {"second": keras.optimizers.SGD(0.1)}
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def fit_after_restore_on_one(strategy, which):
+    with strategy.scope():
+        model = WithSecondOptimizer()
+        model.compile("sgd", "mse")
+
+    class Restores(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            if strategy.extended._id_in_cluster == 1:
+                restored = model.optimizer if which == "first" else model.others["second"]
+                restored.iterations.assign(5)
+
+    try:
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0, callbacks=[Restores()])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_fit_refuses_an_optimizer_restored_on_one_worker(cluster, which):
+    for error in cluster(2).run(fit_after_restore_on_one, which):
+        assert re.search(r"iterations\.[01]: 0 \(worker 0\), 5 \(worker 1\)", error), error
+
+
+DIFFERENT_LEADERS = """
+    import keras, numpy as np
+    import tensorflow as tf
+    import tf_scalecom
+
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=20)
+    strategy = tf_scalecom.MultiWorkerMirroredStrategy(communication_options=options)
+    with strategy.scope():
+        variable = keras.Variable(np.ones(2000, np.float32), name="weights")
+        optimizer = tf_scalecom.ScaleComOptimizer(keras.optimizers.SGD(0.1))
+
+    @tf.function
+    def step():
+        strategy.run(lambda: optimizer.apply([tf.ones(2000)], [variable]))
+
+    step()
+    if strategy.extended._id_in_cluster == 1:
+        optimizer.iterations.assign(2)
+    step()
+"""
+
+
+@pytest.mark.multi_worker
+def test_workers_with_different_leaders_fail_and_say_so(tmp_path):
+    said = "".join(logs_of_failure(DIFFERENT_LEADERS, tmp_path))
+    assert re.search(r"has waited [\d.]+ s, as all workers have, but not for the same", said), said
+    for rank in (0, 1):
+        call = rf"/task:{rank} is in broadcast of int32 \[\d+\], gradients \w+, "
+        sender = rf"from replica {1 - rank}, call \d+ \(gradients: all of 1\)"
+        assert re.search(call + sender, said), said
+
+
+LATER = """
+    import keras, numpy as np
+    import tensorflow as tf
+    import tf_scalecom
+
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=20)
+    strategy = tf_scalecom.MultiWorkerMirroredStrategy(communication_options=options)
+    with strategy.scope():
+        a, b = (keras.Variable(np.ones(9, np.float32), name=name) for name in "ab")
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([a, b])
+
+    @tf.function
+    def step(first):
+        def apply():
+            optimizer.apply([tf.ones(9), None] if first else [None, tf.ones(9)], [a, b])
+
+        strategy.run(apply)
+
+    step(True)
+    step(False)
+    step(strategy.extended._id_in_cluster == 1)
+"""
+
+
+@pytest.mark.multi_worker
+def test_known_sets_of_gradients_do_not_meet_in_one_step(tmp_path):
+    said = "".join(logs_of_failure(LATER, tmp_path))
+    for rank, absent in enumerate("ab"):
+        call = rf"/task:{rank} is in reduce of float32 \[9\], gradients \w+, call \d+ "
+        assert re.search(call + rf"\(gradients: 1 of 2, none of {absent}\)", said), said

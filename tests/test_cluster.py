@@ -1,6 +1,7 @@
 """What is wrong with a cluster's description is said at once, and who is missing in finite time."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -8,6 +9,7 @@ import time
 import pytest
 import tensorflow as tf
 
+from tf_scalecom import meeting
 from tf_scalecom.cluster import Cluster, find_cluster, parse_tf_config, wait_for_peers
 
 
@@ -168,6 +170,103 @@ def test_missing_workers_are_named_then_given_up(capfd):
     assert f"waited 1 s for worker 2 ({third.address})" in said and said.count("worker 2") == 1
     assert f"worker 2 ({third.address})" in str(error.value)
     assert "worker 1" not in str(error.value), "worker 1 has answered"
+
+
+def outcomes_of_meeting(clusters, delay):
+    """Has a worker of each cluster come, one `delay` after the other; the errors, by place."""
+    errors = {}
+
+    def meet(place, cluster):
+        time.sleep(delay * place)
+        try:
+            wait_for_peers(cluster, limit_seconds=8)
+        except (ValueError, TimeoutError) as error:
+            errors[place] = str(error)
+
+    threads = [threading.Thread(target=meet, args=item) for item in enumerate(clusters)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return errors
+
+
+def task(addresses, index):
+    return Cluster({"worker": tuple(addresses)}, "worker", index)
+
+
+def in_another_order(a, b, c):
+    return [task([a, b, c], 0), task([a, b, c], 1), task([a, c, b], 1)]
+
+
+def of_another_number(a, b, c):
+    return [task([a, b, c], 0), task([a, b], 1), task([a, b, c], 2)]
+
+
+def first_on_both(a, b, c):
+    return [task([a, b], 0), task([b, a], 0)]
+
+
+def elsewhere(a, b, c):
+    return [task([a, b], 0), task([a, c], 1)]
+
+
+@pytest.mark.parametrize(
+    ("clusters", "complaint"),
+    [
+        (in_another_order, r"worker 1: '\S+' \(worker \d at \S+\), '\S+' \(worker \d at"),
+        (of_another_number, r"one of [23] and one of [23] workers:\n  worker 2: '?\S+'? \(w"),
+        (first_on_both, r"one of 2 and one of 2 workers:\n  worker 0: '\S+' \(worker 0 at"),
+        (elsewhere, r"one of 2 and one of 2 workers:\n  worker 1: '\S+' \(worker \d at"),
+    ],
+)
+def test_workers_in_different_clusters_all_fail_at_once(clusters, complaint, monkeypatch):
+    monkeypatch.setattr(meeting, "_STAY_SECONDS", 1.0)
+    clusters = clusters(*local_cluster(3)[0].jobs["worker"])
+    start = time.monotonic()
+    errors = outcomes_of_meeting(clusters, delay=0.3)
+    assert time.monotonic() - start < 6, errors
+    assert len(errors) == len(clusters)
+    for error in errors.values():
+        assert re.search(complaint, error), error
+        assert "Give all workers the same `cluster`" in error
+
+
+def test_a_process_that_is_another_task_than_its_address_says_is_named():
+    a, b = local_cluster(2)[0].jobs["worker"]
+    # A name of the other's machine that leads here, as an entry in /etc/hosts may.
+    workers = task([a, b], 0).workers
+    words = {"workers": workers, "complaint": None}
+    words["tf_scalecom worker"] = "worker 0"
+    for expected, complaint in [
+        (None, f"two processes that are worker 0 at {a}"),
+        ("worker 1", f"worker 0 at {b}, the address of worker 1"),
+    ]:
+        first = meeting.Meeting("worker 0", workers, lambda address: (address, 0))
+        first._hear(words, expected)
+        assert first.complaint == complaint
+
+
+@pytest.mark.parametrize("says", [b"", b"\0\0\0 HTTP/2 settings", b"{}\n", b'{"half', None])
+def test_whatever_else_listens_at_an_address_has_answered(says):
+    first, second = local_cluster(2)
+    with socket.create_server(("", int(second.address.rpartition(":")[2]))) as server:
+
+        def answer():
+            connection, _ = server.accept()
+            if says is not None:
+                connection.sendall(says)
+                connection.close()
+                return
+            held.append(connection)
+
+        held = []
+        threading.Thread(target=answer, daemon=True).start()
+        start = time.monotonic()
+        wait_for_peers(first, limit_seconds=5)
+        assert time.monotonic() - start < 4
+        for connection in held:
+            connection.close()
 
 
 def test_a_taken_port_is_named():

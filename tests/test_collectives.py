@@ -38,6 +38,70 @@ def test_ranges_of_keys_do_not_overlap():
             taken |= mine
 
 
+def test_senders_and_steps_are_told_apart():
+    """Workers that each take themselves for the sender, or sum other gradients, do not meet."""
+    keys = InstanceKeys()
+    signature = ("broadcast", "int32", 7, "")
+    first = keys.first(signature, 3)
+    words = [keys.describe(first + sender)[0] for sender in range(3)]
+    assert words[2] == "broadcast of int32 [7], from replica 2" and len(set(words)) == 3
+    keys.step = "of a"
+    other = keys.first(signature, 3)
+    assert abs(other - first) >= 3
+    assert keys.describe(other) == ("broadcast of int32 [7], of a, from replica 0", "of a")
+
+
+DTYPES = [
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
+    *("complex64", "complex128", "qint8", "quint8", "qint32", "string"),
+]
+
+
+def create_of_each_dtype(strategy):
+    rank, _ = ranks(strategy)
+
+    def value(dtype):
+        if dtype == "string":
+            return tf.constant([["ab", "", f"worker {rank}"]])
+        if dtype.startswith("q"):
+            bits = {"qint8": tf.int8, "quint8": tf.uint8, "qint32": tf.int32}[dtype]
+            return tf.bitcast(tf.constant([[0, 1, 2 + rank]], bits), dtype)
+        numbers = np.array([[0, 1, 2 + rank]], np.float32)
+        return tf.cast(numbers * 1j if dtype.startswith("complex") else numbers, dtype)
+
+    with strategy.scope():
+        variables = [tf.Variable(value(dtype)) for dtype in DTYPES]
+        try:
+            tf.Variable(tf.bitcast(tf.constant([1], tf.int16), tf.qint16))
+            error = None
+        except ValueError as refused:
+            error = str(refused)
+        # A trained one, beside one of another dtype.
+        trained = [
+            keras.Variable(np.ones(3), dtype=dtype) for dtype in ("complex64", "float32")
+        ]
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(trained)
+
+    def step():
+        optimizer.apply([tf.constant([0, 1 + 2j, rank], tf.complex64), tf.ones(3)], trained)
+
+    strategy.run(tf.function(step, autograph=False))
+    return [str(v.numpy().tolist()) for v in variables], error, trained[0].numpy().tolist()
+
+
+def test_variables_of_every_dtype_begin_with_the_first_workers_value(cluster):
+    results = cluster(2).run(create_of_each_dtype)
+    for values, error, trained in results:
+        assert values == results[0][0]
+        for dtype, value in zip(DTYPES, values, strict=True):
+            last = {"string": "b'worker 0'", "bool": "True"}.get(dtype, "2")
+            assert last in value and "3" not in value, (dtype, value)
+        assert "expected a dtype among float16, " in error and "received qint16" in error
+        assert trained == [1, -1 - 4j, 0]
+
+
 def broadcast_from_all(strategy, steps):
     """Six broadcasts of one signature per step: the source changes from each to the next."""
     launcher = launcher_of(strategy)

@@ -19,6 +19,10 @@ VARIABLE = "variable's path"
 
 _CREATE = keras.Variable._initialize.__code__
 
+_SAME_ITERATIONS = (
+    "`iterations` says which replica leads a step and what a schedule gives: restore an optimizer, "
+    "or set its `iterations`, on all workers or on none."
+)
 _SHOWN = 5
 _SHOWN_OF_PATH = 100
 _ABSENT = "nothing"
@@ -148,6 +152,18 @@ def describe_variables(variables: Sequence[keras.Variable]) -> list[dict]:
         }
         for variable in variables
     ]
+
+
+def require_same_iterations(workers, optimizers: Iterable[keras.optimizers.Optimizer]) -> None:
+    """Raises on all workers unless each optimizer has made as many steps on all.
+
+    Args:
+        workers: a `Workers`.
+        optimizers: the same ones on all workers.
+    """
+    with tf.init_scope():
+        steps = [int(optimizer.iterations.numpy()) for optimizer in optimizers]
+    workers.require_alike("the optimizers", {"iterations": steps}, _SAME_ITERATIONS)
 
 
 def path_of_new_variable(name: str | None) -> str:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
+from tf_scalecom.meeting import Meeting
+
 JOBS = ("chief", "worker", "evaluator")
 
 REPORT_VARIABLE = "TF_SCALECOM_REPORT_MISSING_SECONDS"
@@ -205,7 +207,7 @@ def wait_for_peers(
     """Returns once every peer has answered at its address; meanwhile answers at its own.
 
     A peer that is ahead, and has handed its port to TensorFlow, answers just as well; one that is
-    between the two is asked again.
+    between the two is asked again. Peers that are here too say what cluster they are in.
 
     Args:
         cluster: the cluster, checked.
@@ -216,6 +218,7 @@ def wait_for_peers(
     Raises:
         RuntimeError: This worker's own port is taken.
         TimeoutError: Peers are still missing at the limit.
+        ValueError: Another worker takes the cluster to be another one.
     """
     if not cluster.peers:
         return
@@ -226,10 +229,18 @@ def wait_for_peers(
     name = cluster.name
     missing = dict(cluster.peers)
     start = time.monotonic()
-    with answering(cluster, socket.socket.close):
+    meeting = Meeting(name, cluster.workers, _place)
+    with answering(cluster, meeting.answer):
         reported = False
         while True:
-            missing = {n: address for n, address in missing.items() if not _answers(address)}
+            missing = {n: a for n, a in missing.items() if not _answers(meeting, n, a)}
+            if meeting.complaint is not None:
+                meeting.stay()
+                raise ValueError(
+                    "Expected all workers to be told of the same cluster (`TF_CONFIG`), received "
+                    f"{meeting.complaint}\nGive all workers the same `cluster`, in the same order, "
+                    "and each a `task` of its own."
+                )
             if not missing:
                 return
             waited = time.monotonic() - start
@@ -329,9 +340,10 @@ def connect(address: str, seconds: float = _CONNECT_SECONDS) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
 
 
-def _answers(address):
+def _answers(meeting, name, address):
     try:
-        with connect(address):
-            return True
+        connection = connect(address)
     except OSError:
         return False
+    meeting.call(connection, name)
+    return True

@@ -34,25 +34,45 @@ _KEY_SPACE = 2**30
 _EXPONENT_THRESHOLDS = [2**power for power in range(4, 62)]
 _NUM_BUCKETS = 512
 
-# What the runtime's gather and broadcast cannot move, and travels as something else.
+# What the runtime's gather and broadcast cannot move, and travels as something else: as numbers
+# that can hold it,
 _WIRE_DTYPES = {
     tf.bfloat16: tf.float32,
+    tf.dtypes.experimental.float8_e4m3fn: tf.float32,
+    tf.dtypes.experimental.float8_e5m2: tf.float32,
     tf.bool: tf.int32,
+    tf.dtypes.experimental.int4: tf.int32,
     tf.int8: tf.int32,
+    tf.dtypes.experimental.uint4: tf.int32,
     tf.uint8: tf.int32,
     tf.int16: tf.int32,
     tf.uint16: tf.int32,
     tf.uint32: tf.int64,
 }
-
+# or as its bits. Sums of these are sums of those.
+_BITS = {
+    tf.complex64: tf.float32,
+    tf.complex128: tf.float64,
+    tf.uint64: tf.int64,
+    tf.qint8: tf.int8,
+    tf.quint8: tf.uint8,
+    tf.qint32: tf.int32,
+}
+_AS_IS = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+CARRIED = (*_AS_IS, *_WIRE_DTYPES, *_BITS, tf.string)
 
 _BYTES = [bytes([code]) for code in range(256)]
 
 
 class InstanceKeys:
-    """The instance keys of one group, a function of the collective's signature."""
+    """The instance keys of one group, a function of the collective's signature.
+
+    Attributes:
+        step: name of what the collectives are part of; those of different ones share no key.
+    """
 
     def __init__(self):
+        self.step = ""
         self._ranges = {}
 
     def first(self, signature, length=1):
@@ -63,6 +83,7 @@ class InstanceKeys:
                 be equal on all replicas.
             length: number of keys wanted, e.g. one per possible source.
         """
+        signature = (*signature, self.step)
         if signature not in self._ranges:
             digest = hashlib.sha256(repr(signature).encode()).digest()
             slots = _KEY_SPACE // length
@@ -75,12 +96,17 @@ class InstanceKeys:
         return self._ranges[signature][0]
 
     def describe(self, key):
-        """The collective that a key belongs to, in words."""
+        """The collective that a key belongs to, in words, the same on all replicas; its step."""
         # A list: another thread may be tracing, and add keys.
-        for (kind, dtype, *shape, site), (first, length) in list(self._ranges.items()):
+        for (kind, dtype, *shape, site, step), (first, length) in list(self._ranges.items()):
             if first <= key < first + length:
-                return f"{kind} of {dtype} {shape}" + (f", {site}" if site else "")
-        return "a collective"
+                words = [f"{kind} of {dtype} {shape}", site, step]
+                if length > 1:
+                    # Workers that each take themselves for the sender do not meet.
+                    which = "from replica" if kind == "broadcast" else "size class"
+                    words.append(f"{which} {key - first}")
+                return ", ".join(filter(None, words)), step
+        return "a collective", ""
 
     def _is_taken(self, first, length):
         return any(
@@ -105,6 +131,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
     def __init__(self, group_key, group_size, collective_keys, device, options):
         super().__init__(group_key, group_size, collective_keys, device, options)
         self._keys = InstanceKeys()
+        self._steps = {}
         self._host_device = device_util.get_host_for_device(device)
         with tf.init_scope(), tf.device(self._host_device):
             self.begun = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
@@ -112,8 +139,24 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             self.key = resource_variable_ops.ResourceVariable(0, dtype=tf.int32)
 
     def last_call(self):
-        """The call that began last, in words."""
-        return self._keys.describe(self.key.numpy())
+        """The call that began last, in words that are the same on all replicas; and what for."""
+        call, step = self._keys.describe(self.key.numpy())
+        return call, self._steps.get(step, "")
+
+    @contextlib.contextmanager
+    def within(self, step, words):
+        """Collectives launched inside are part of `step`, and meet no others.
+
+        Args:
+            step: a name that is the same on all replicas.
+            words: what it is, for this replica's people.
+        """
+        self._steps[step] = words
+        self._keys.step = step
+        try:
+            yield
+        finally:
+            self._keys.step = ""
 
     def all_reduce(self, input_tensor, control_input=None, options=None, site=""):
         """Sums a dense tensor over all replicas.
@@ -131,6 +174,9 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             The sum, on this launcher's device.
         """
         tensor = tf.convert_to_tensor(input_tensor)
+        if tensor.dtype in _BITS:
+            bits = tf.bitcast(tensor, _BITS[tensor.dtype])
+            return tf.bitcast(self.all_reduce(bits, control_input, options, site), tensor.dtype)
         with self._placed(control_input):
             if self._group_size == 1 or tensor.shape.num_elements() == 0:
                 return tf.identity(tensor)
@@ -166,7 +212,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
             source_rank: int32 scalar in [0, group size), the same on all replicas: which
                 replica is the source, in any numbering.
             shape: static shape of the tensor.
-            dtype: its dtype. Bools and small integers travel as int32, bfloat16 as float32.
+            dtype: its dtype, which must be one of a fixed size.
             control_input: as in `all_reduce`.
             options: as in `all_reduce`.
             site: as in `all_reduce`.
@@ -176,6 +222,14 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         """
         shape = tf.TensorShape(shape).as_list()
         dtype = tf.as_dtype(dtype)
+        if dtype in _BITS:
+            bits = _BITS[dtype]
+            parts = [dtype.size // bits.size] if dtype.size > bits.size else []
+            words = self.broadcast(
+                lambda: tf.bitcast(tensor() if callable(tensor) else tensor, bits),
+                is_source, source_rank, shape + parts, bits, control_input, options, site,
+            )
+            return tf.bitcast(words, dtype)
         wire_dtype = _WIRE_DTYPES.get(dtype, dtype)
         signature = ("broadcast", wire_dtype.name, *shape, site)
 
@@ -224,6 +278,9 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         tensor = tf.convert_to_tensor(input_tensor)
         if tensor.dtype == tf.string:
             return self._all_gather_strings(tensor, axis, options, site)
+        if tensor.dtype in _BITS:
+            bits = tf.bitcast(tensor, _BITS[tensor.dtype])
+            return tf.bitcast(self.all_gather(bits, axis, options, site), tensor.dtype)
         with self._placed(tensor):
             order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, tf.rank(tensor))], axis=0)
             rows = tf.transpose(tensor, order)

@@ -97,6 +97,18 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
         communicator = CollectiveCommunicator(self)
         return algorithm.exchange(gradients, state, layout, step, communicator)
 
+    def _all_reduce(self, reduce_op, value, replica_id, options):
+        # TensorFlow packs a list into one buffer, which takes one dtype.
+        tensors = tf.nest.flatten(value)
+        reduced = [None] * len(tensors)
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            positions = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            same = [tensors[i] for i in positions]
+            same = super()._all_reduce(reduce_op, same, replica_id, options)
+            for i, tensor in zip(positions, same, strict=True):
+                reduced[i] = tensor
+        return tf.nest.pack_sequence_as(value, reduced)
+
     def __deepcopy__(self, memo):
         return type(self)(
             self._devices, self._group_size, self._options, self._collective_keys,
@@ -120,21 +132,11 @@ class CollectiveCommunicator:
         self.replica_ids = range(first, first + local)
 
     def all_reduce(self, tensors):
-        return [self._all_reduce(i, list(ts)) for i, ts in enumerate(tensors)]
-
-    def _all_reduce(self, local_id, tensors):
-        # TensorFlow packs a list into one buffer, which takes one dtype.
-        dtypes = dict.fromkeys(t.dtype for t in tensors)
-        sums = [None] * len(tensors)
-        for dtype in dtypes:
-            positions = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            reduced = self._ops._all_reduce(
-                tf.distribute.ReduceOp.SUM, [tensors[i] for i in positions], local_id,
-                self._ops._options,
-            )
-            for i, value in zip(positions, reduced, strict=True):
-                sums[i] = value
-        return sums
+        ops = self._ops
+        sum_ = tf.distribute.ReduceOp.SUM
+        return [
+            ops._all_reduce(sum_, list(ts), i, ops._options) for i, ts in enumerate(tensors)
+        ]
 
     def broadcast(self, make, leader, size):
         wire = _words_dtype(self._ops._devices[0])

@@ -8,7 +8,7 @@ from data stays NaN.
 """
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_utils, values
+from tensorflow.python.distribute import distribute_utils
 
 
 def find_empty(arguments, num_replicas):
@@ -57,37 +57,15 @@ def leave_out(value, empty):
         return value
     # On the value's own device: TensorFlow packs a reduction by devices.
     with tf.device(value.device):
-        return _finite_or(lambda: tf.zeros_like(value), value, empty)
+        return finite_if(empty, lambda: tf.zeros_like(value), value)
 
 
-def keep_finite(variable):
-    """Has a variable that replicas assign on their own keep its value where all else is NaN.
-
-    Args:
-        variable: a variable just created by the strategy.
-    """
-    if (
-        type(variable) is values.MirroredVariable
-        and variable.aggregation == tf.VariableAggregation.NONE
-        and variable.dtype.is_floating
-        and not variable.trainable
-    ):
-        variable.__class__ = _MovingAverage
-    return variable
-
-
-class _MovingAverage(values.MirroredVariable):
-    """A variable to which an empty batch does no harm."""
-
-    def assign(self, value, use_locking=False, name=None, read_value=True):
-        empty = self._distribute_strategy.extended._is_empty_here()
-        if empty is not None:
-            value = _finite_or(self.read_value, tf.cast(value, self.dtype), empty)
-        return super().assign(value, use_locking, name, read_value)
-
-
-def _finite_or(otherwise, value, empty):
+def finite_if(empty, otherwise, value):
+    """`value`; but of a replica with an empty batch `otherwise()` where it is not finite."""
     # A cond, so that the replicas that have data do not pay for those that have none.
-    return tf.cond(
-        empty, lambda: tf.where(tf.math.is_finite(value), value, otherwise()), lambda: value
-    )
+    return tf.cond(empty, lambda: finite_or(otherwise(), value), lambda: value)
+
+
+def finite_or(otherwise, value):
+    """`value` where it is finite, elsewhere `otherwise`."""
+    return tf.where(tf.math.is_finite(value), value, otherwise)

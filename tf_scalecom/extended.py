@@ -22,7 +22,10 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 from tf_scalecom import (
     cache_files,
     empty_batches,
+    gradient_sets,
     keras_epochs,
+    keras_hooks,
+    made_alone,
     made_in_scope,
     model_files,
     proxies,
@@ -31,8 +34,8 @@ from tf_scalecom import (
 from tf_scalecom import cluster as cluster_lib
 from tf_scalecom.agreement import VARIABLE, path_of_new_variable
 from tf_scalecom.alike_data import in_one_order
+from tf_scalecom.collectives import CARRIED
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
-from tf_scalecom.optimizers_alike import FirstSteps, is_constant, optimizer_in_the_making
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.stop_together import DataEnd
 from tf_scalecom.version import __version__
@@ -73,11 +76,17 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     # Where this process stands, if it does not train alone.
     _cluster = None
 
-    # While a step is being traced or run: which of this process's replicas have an empty batch.
-    _empty = None
+    # Whether a step is being traced or run, which of this process's replicas have an empty batch,
+    _in_step, _empty = False, None
+    # and which gradients an optimizer has that are not reduced yet, a `GradientSet`.
+    next_gradients = None
 
-    # Whether a step is being traced or run.
-    _in_step = False
+    # How many variables have had the first worker's value. All workers wait for each of them.
+    _values_sent = 0
+
+    def __init__(self, *args, **kwargs):
+        keras_hooks.install()
+        super().__init__(*args, **kwargs)
 
     def _initialize_local(self, cluster_resolver, devices=None):
         super()._initialize_local(cluster_resolver, devices)
@@ -139,8 +148,6 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
     def _update(self, var, fn, args, kwargs, group):
         made_in_scope.require_variable(var)
-        if self._in_step:
-            self._first_steps.update(var)
         return super()._update(var, fn, args, kwargs, group)
 
     def _install_cross_device_ops(self):
@@ -163,7 +170,6 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         (launcher,) = self._host_cross_device_ops._launchers
         names = list(self._cluster.workers) if self._cluster else ["worker 0"]
         self.workers = Workers(launcher, names, self._id_in_cluster)
-        self._first_steps = FirstSteps(self.workers)
         self.worker_cross_device_ops = self._cross_device_ops
         if len(self._cross_device_ops._devices) > 1:
             self.worker_cross_device_ops = ScaleComAllReduce(
@@ -172,17 +178,19 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 options=options,
                 collective_keys=cross_device_utils.CollectiveKeys(next(_worker_group_keys)),
             )
+        self.launchers = {
+            launcher
+            for cross_device_ops in (
+                self._cross_device_ops,
+                self._host_cross_device_ops,
+                self.worker_cross_device_ops,
+            )
+            for launcher in cross_device_ops._launchers
+        }
         if self._num_workers > 1:
-            launchers = {
-                launcher
-                for cross_device_ops in (
-                    self._cross_device_ops,
-                    self._host_cross_device_ops,
-                    self.worker_cross_device_ops,
-                )
-                for launcher in cross_device_ops._launchers
-            }
-            self._watchdog = Watchdog(launchers, self._cluster.name, self._cluster.peers, limit)
+            self._watchdog = Watchdog(
+                self.launchers, self._cluster.name, self._cluster.peers, limit
+            )
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         if replica_id > 0 or self._num_workers == 1:
@@ -191,10 +199,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             )
 
         path = path_of_new_variable(kwargs.get("name"))
-        made_alone = (
-            optimizer_in_the_making() is not None
-            or kwargs.get("name") == "save_counter"  # a `tf.train.Checkpoint`'s, of its first save
-        )
+        is_made_alone = made_alone.is_made_alone(kwargs.get("name"))
 
         # TensorFlow's own would send it under a key that it counts, and wait without end.
         def initial_value():
@@ -203,7 +208,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             if isinstance(value, CheckpointInitialValue):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            if model_files.loading() or (made_alone and is_constant(value)):
+            if model_files.loading() or (is_made_alone and made_alone.is_constant(value)):
                 with tf.device(device):
                     return tf.identity(value)
             description = {
@@ -212,19 +217,32 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 "dtype": value.dtype.name,
             }
             self.workers.require_alike("each new variable", description)
-            (launcher,) = self._host_cross_device_ops._launchers
-            value = launcher.broadcast(
-                value,
-                is_source=tf.constant(self._is_chief),
-                source_rank=tf.constant(0),
-                shape=value.shape,
-                dtype=value.dtype,
-                site="initial_value",
-            )
+            value = self._of_chief(value, path)
+            self._values_sent += 1
             with tf.device(device):
                 return tf.identity(value)
 
         return initial_value
+
+    def _of_chief(self, value, path):
+        """The first worker's value, on all workers; `path` is that of the variable it is for."""
+        (launcher,) = self._host_cross_device_ops._launchers
+        if value.dtype not in CARRIED:
+            raise ValueError(
+                "A variable of several workers: expected a dtype among "
+                f"{', '.join(dtype.name for dtype in CARRIED)}, received {value.dtype.name} "
+                f"({path}). Keep such state outside of `strategy.scope()`."
+            )
+        if value.dtype == tf.string:
+            return launcher.all_gather(value[tf.newaxis], axis=0, site="initial_value")[0]
+        return launcher.broadcast(
+            value,
+            is_source=tf.constant(self._is_chief),
+            source_rank=tf.constant(0),
+            shape=value.shape,
+            dtype=value.dtype,
+            site="initial_value",
+        )
 
     def _call_for_each_replica(self, fn, args, kwargs):
         self._refuse_xla()
@@ -236,17 +254,16 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             for tensor in tf.nest.flatten((args, kwargs), expand_composites=True)
             if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
         ]
-        outermost = self._empty is None
-        if outermost and self._num_replicas_in_sync > 1:
-            self._empty = empty_batches.find_empty((args, kwargs), len(self.worker_devices))
-        in_step, self._in_step = self._in_step, True
+        # An update makes such calls inside of one.
+        outermost, self._in_step = not self._in_step, True
         try:
+            if outermost and self._num_replicas_in_sync > 1:
+                self._empty = empty_batches.find_empty((args, kwargs), len(self.worker_devices))
             with tf.control_dependencies(batch):
                 result = super()._call_for_each_replica(fn, args, kwargs)
         finally:
-            self._in_step = in_step
             if outermost:
-                self._empty = None
+                self._in_step, self._empty, self.next_gradients = False, None, None
         if _is_finite_check(fn):
             result = self._all_true(result)
             loss_scaling = fn.__self__
@@ -262,7 +279,8 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 (self._without_empty(value), destination)
                 for value, destination in value_destination_pairs
             ]
-        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+        with gradient_sets.reducing(self, len(value_destination_pairs)):
+            return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
     def _without_empty(self, value):
         local = self._container_strategy().experimental_local_results(value)
@@ -271,10 +289,25 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         variable = super()._create_variable(next_creator, **kwargs)
-        self._first_steps.note_owner(variable)
-        return empty_batches.keep_finite(variable) if self._num_replicas_in_sync > 1 else variable
+        sent = self._values_sent
+        variable = super()._create_variable(next_creator, **kwargs)
+        if self._values_sent > sent:
+            variable._tf_scalecom_number = sent
+        return variable
 
-    def _is_empty_here(self):
+    def number_of(self, variable):
+        """The variable's number among those that had the first worker's value; None of others.
+
+        It is the same on all workers.
+
+        Args:
+            variable: a Keras variable, or one of TensorFlow's.
+        """
+        if isinstance(variable, keras.Variable):
+            variable = variable.value
+        return getattr(variable, "_tf_scalecom_number", None)
+
+    def is_empty_here(self):
         """Whether the current replica has an empty batch; None if it cannot, or in no replica."""
         replica_context = tf.distribute.get_replica_context()
         if self._empty is None or replica_context is None:

@@ -21,8 +21,12 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
-from tf_scalecom import shared_order
-from tf_scalecom.agreement import describe_optimizer, describe_variables
+from tf_scalecom import model_objects, shared_order
+from tf_scalecom.agreement import (
+    describe_optimizer,
+    describe_variables,
+    require_same_iterations,
+)
 from tf_scalecom.alike_data import all_read_all, warn_unless_alike
 from tf_scalecom.one_writer import one_writer_per_file
 from tf_scalecom.stop_together import stop_together
@@ -239,6 +243,9 @@ class _EndsWithLastWorker:
             arguments = {"steps": call["steps"]}
         extended.workers.require_alike(caller.f_code.co_name, arguments)
         if doing == "training":
+            # Callbacks may just have restored them.
+            optimizers = model_objects.optimizers(call["self"]).values()
+            require_same_iterations(extended.workers, optimizers)
             one_writer_per_file(callbacks, extended.workers)
             self._begin_training(epoch_iterator.data_adapter, call["epoch"])
         if self.cardinality == tf.data.INFINITE_CARDINALITY and any(

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
-from tf_scalecom import hierarchy, model_files
+from tf_scalecom import hierarchy, keras_hooks, model_files
 from tf_scalecom.agreement import VARIABLE, describe_optimizer
 from tf_scalecom.compression import (
     CompressionConfig,
@@ -58,8 +58,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
 
     Gradients are clipped and accumulated locally first, where Keras does. A step in which any
     replica's gradient is not finite is skipped on all: nothing changes but `iterations` and
-    `skipped_steps`. Learning rate, iterations, weight decay, loss scale, moving averages are
-    those of the inner optimizer. Every 25 skipped steps in a row are a warning in the log.
+    `skipped_steps`, and what layers have assigned in the step is taken back. Learning rate,
+    iterations, weight decay, loss scale, moving averages are those of the inner optimizer. Every 25
+    skipped steps in a row are a warning in the log.
 
     Under mixed_float16 Keras puts a `LossScaleOptimizer` around: residuals are in unscaled units,
     and `model.optimizer.inner_optimizer` has `residuals`, `compression_report()` and
@@ -139,6 +140,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         hierarchical: bool = False,
         warmup: str = "dense",
     ):
+        keras_hooks.install()
         check_inner(inner_optimizer)
         self._lock = False
         config = CompressionConfig(
@@ -338,6 +340,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             )
         check_strategy(context.strategy)
         inner = self.inner_optimizer
+        grads = [
+            self._dense_unless_excluded(g, v) for g, v in zip(grads, variables, strict=True)
+        ]
         grads, variables = inner._filter_empty_gradients(grads, variables)
         grads, variables = inner._overwrite_variables_directly_with_gradients(grads, variables)
         if grads:
@@ -364,11 +369,14 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             )
         return variables
 
-    def _prepare(self, gradient, variable):
-        """One gradient, unscaled, in its variable's dtype, dense unless excluded."""
+    def _dense_unless_excluded(self, gradient, variable):
         position = self.inner_optimizer._get_variable_index(variable)
         if isinstance(gradient, tf.IndexedSlices) and position not in self._excluded:
-            gradient = tf.convert_to_tensor(gradient)
+            return tf.convert_to_tensor(gradient)
+        return gradient
+
+    def _prepare(self, gradient, variable):
+        """One gradient, unscaled, in its variable's dtype."""
         if self.loss_scale_factor is not None:
             gradient = gradient / self.loss_scale_factor
         # A tensor of this replica's own: `merge_call` takes one that all share for a single value.

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tf_scalecom import algorithm, hierarchy
+from tf_scalecom import algorithm, forward_state, gradient_sets, hierarchy
 from tf_scalecom.communicator import ListCommunicator, StrategyCommunicator, per_replica
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.gradient_norm import GradientNorm
@@ -84,12 +84,15 @@ class UpdateStep:
         else:
             self._exchange_and_apply(strategy, grads, replica_ids)
         inner._iterations.assign_add(1)
+        forward_state.update_ends()
 
     def _accumulate(self, strategy, grads, accumulators):
         for accumulator, gradient in zip(accumulators, grads, strict=True):
             strategy.extended.update(
                 accumulator.value, lambda a, g: a.assign(a + g), args=(gradient,), group=False
             )
+        # Whether this batch will be skipped is not known yet.
+        forward_state.take_back(all_of_it=False)
         self._after_update()
 
     def _exchange_and_apply(self, strategy, grads, replica_ids, accumulators=()):
@@ -105,9 +108,10 @@ class UpdateStep:
         )
         residuals = [self._state.residuals[self._positions[i]] for i in self._layout.compressed]
         residuals = _parts_by_replica(strategy, [m.value for m in residuals], len(gradients))
-        exchanged = self._exchange(
-            strategy, gradients, residuals, strategy.experimental_local_results(replica_ids)
-        )
+        with gradient_sets.reducing(strategy.extended):
+            exchanged = self._exchange(
+                strategy, gradients, residuals, strategy.experimental_local_results(replica_ids)
+            )
 
         def apply():
             reduced = [per_replica(g, mirrored=True) for g in _transposed(exchanged.gradients)]
@@ -116,6 +120,7 @@ class UpdateStep:
             self._after_update()
 
         def skip():
+            forward_state.take_back()
             self._state.skipped_steps.assign_add(1)
             step = self._inner.iterations
             self._state.skip_warning.count(step, next_step=step + 1)

@@ -109,7 +109,9 @@ class Watchdog:
                 self._seen[launcher] = (begun, now)
         launcher = min(self._seen, key=lambda launcher: self._seen[launcher][1])
         number, since = self._seen[launcher]
-        return now - since, f"{launcher.last_call()}{_NUMBER}{number}"
+        call, purpose = launcher.last_call()
+        # What comes before the number is compared, what comes after is for people.
+        return now - since, f"{call}{_NUMBER}{number}" + (f" ({purpose})" if purpose else "")
 
     def _gone(self):
         """The peers that do not answer, in words."""

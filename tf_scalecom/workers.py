@@ -10,6 +10,8 @@ import tensorflow as tf
 from tf_scalecom.agreement import check_alike, compared
 from tf_scalecom.collectives import CollectiveLauncher
 
+_SAME_START = "Start all workers with the same program, arguments and installed packages."
+
 
 class Workers:
     """All workers of a cluster, as one of them sees them.
@@ -41,12 +43,13 @@ class Workers:
             )
             return [json.loads(line) for line in lines.numpy().tobytes().splitlines()]
 
-    def require_alike(self, what: str, description) -> None:
+    def require_alike(self, what: str, description, advice: str = _SAME_START) -> None:
         """Fails on all workers unless they all pass the same description.
 
         Args:
             what: the thing described, for the message.
             description: nested dicts and lists of what JSON can hold, as for `differences`.
+            advice: what to do about a difference, for the message.
 
         Raises:
             ValueError: They differ; the message says where.
@@ -64,7 +67,7 @@ class Workers:
                 f"{what} on all workers",
                 self.gather(description, purpose),
                 self.names,
-                "Start all workers with the same program, arguments and installed packages.",
+                advice,
             )
 
 
