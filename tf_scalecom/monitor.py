@@ -34,7 +34,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     * `residual_norm`: Euclidean norm of the residuals, in the gradients' units.
     * `residual_to_gradient`: residual_norm by the norm of the gradients of the same variables, in
       a step among the last 20 (among the last `update_freq`, if that is less). NaN if none was
-      finite, or XLA compiles the step. Large and growing: much is held back for long.
+      finite, they were all zero, or XLA compiles the step. Large and growing: much is held back for long.
 
     The two norms are those of a worker's own first replica; everything else is the same on all.
     The monitor does nothing that workers must do together, so it may be given to all of them, or

@@ -346,7 +346,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             step = UpdateStep(inner, variables, self._built_state("apply()"))
             context.merge_call(step.run, args=(grads, context.replica_id_in_sync_group))
         else:  # all were overwritten with their gradients
-            self.iterations.assign_add(1)
+            self._iterations.assign_add(1)
 
     def _known_variables(self, grads, variables):
         if variables is None:
