@@ -186,9 +186,9 @@ def test_every_tensor_has_a_limit_of_its_own(device):
         assert np.max(np.abs(values)) <= limit
 
 
-def test_every_beta_of_two_digits_filters_alike(device):
-    for beta in np.arange(1, 100) / 100:
-        layout = Layout((tensor_layout("v", (1_000,), "float32", 10),), float(beta))
+def test_1_minus_beta_is_rounded_alike(device):
+    for beta in (0.09, 0.34, 0.59, 0.8, 0.9, 0.99):  # in float64 they make another difference
+        layout = Layout((tensor_layout("v", (1_000,), "float32", 10),), beta)
         gradients, twin = inputs(layout, seed=0)
         residuals = copies(twin, device)
         with on(device):
@@ -355,7 +355,7 @@ def test_on_a_gpu_words_are_in_device_memory():
     assert kernels_on_gpu("ScalecomSelect") == {"any": handles}
     assert kernels_on_gpu("ScalecomGather") == {"any": handles}
     assert kernels_on_gpu("ScalecomUpdate") == {"any": handles | {"finite"}}
-    assert kernels_on_gpu("ScalecomAnyNonfinite") == {"any": set()}
+    assert kernels_on_gpu("ScalecomAnyNonfinite") == {"any": {"residuals"}}
     assert kernels_on_gpu("Bitcast") == {"any": set()}
     for operation in ("Identity", "EnsureShape", "Switch", "Merge"):
         on_gpu = kernels_on_gpu(operation)

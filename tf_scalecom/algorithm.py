@@ -26,8 +26,8 @@ from tf_scalecom import ops
 from tf_scalecom.communicator import Communicator
 from tf_scalecom.layout import Layout
 
-# Of a number on the wire, the implicit one included.
-_SIGNIFICANT_BITS = {"float32": 24, "bfloat16": 8, "float16": 11}
+# The implicit one included.
+_SIGNIFICANT_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
 class Exchanged(NamedTuple):
@@ -151,8 +151,8 @@ class _Bucket:
 def _summable_limit(value_dtype: str, dtype: str, num_replicas: int) -> float:
     """Limit of a value on the wire, for a finite sum over all replicas. The rest stays behind.
 
-    It has so few significant bits that all its multiples up to the sum are numbers of the wire:
-    then no order of summing rounds up to infinity.
+    It has so few significant bits that all its multiples up to the sum are numbers of both dtypes:
+    then no order of summing rounds up to infinity, and no cast takes anything from the sum.
 
     Args:
       value_dtype: dtype of the wire.
@@ -160,7 +160,8 @@ def _summable_limit(value_dtype: str, dtype: str, num_replicas: int) -> float:
       num_replicas: n.
     """
     largest = float(min(tf.as_dtype(value_dtype).max, tf.as_dtype(dtype).max))
-    bits = max(1, _SIGNIFICANT_BITS[value_dtype] - (num_replicas - 1).bit_length())
+    bits = min(_SIGNIFICANT_BITS[value_dtype], _SIGNIFICANT_BITS[dtype])
+    bits = max(1, bits - (num_replicas - 1).bit_length())
     fraction, exponent = math.frexp(largest / num_replicas)
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
 
