@@ -190,7 +190,10 @@ def test_a_value_that_is_not_finite_on_one_replica_is_flagged_on_all(bad, positi
 @pytest.mark.parametrize("replicas", [1, 2, 3, 10, 64])
 @pytest.mark.parametrize(
     ("wire", "dtype"),
-    [("float16", "float32"), ("float16", "float16"), ("float32", "float16"), ("bfloat16", "float16")],
+    [
+        ("float16", "float32"), ("float16", "float16"), ("float32", "float16"),
+        ("bfloat16", "float16"),
+    ],
 )
 def test_sums_past_float16_saturate_and_the_rest_stays_in_the_residuals(
     wire, dtype, replicas, kernels

@@ -62,8 +62,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     Gradients are clipped and accumulated locally first, where Keras does. A step in which any
     replica's gradient, or its sum with the residual, is not finite is skipped on all: nothing
     changes but `iterations` and `skipped_steps`, and a residual that keeps steps from being
-    taken; see `reset_elements`. Learning rate, iterations, weight decay, loss scale, moving averages are
-    those of the inner optimizer. Every 25 skipped steps in a row are a warning in the log.
+    taken; see `reset_elements`. Learning rate, iterations, weight decay, loss scale, moving
+    averages are those of the inner optimizer. Every 25 skipped steps in a row are a warning in the
+    log.
 
     Under mixed_float16 Keras puts a `LossScaleOptimizer` around: residuals are in unscaled units,
     and `model.optimizer.inner_optimizer` has `residuals`, `compression_report()` and

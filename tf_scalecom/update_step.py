@@ -123,7 +123,7 @@ class UpdateStep:
             self._state.skipped_steps.assign_add(1)
             step = self._inner.iterations
             in_a_row = self._state.skip_warning.count(step, next_step=step + 1)
-            self._state.residual_reset.reset(sum(residuals, []), in_a_row)
+            self._state.residual_reset.reset(tf.nest.flatten(residuals), in_a_row)
 
         tf.cond(exchanged.finite[0], apply, _not_inlined(skip))
 
