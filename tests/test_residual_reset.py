@@ -141,7 +141,8 @@ def overflow_and_recover(strategy, **arguments):
     if strategy.extended._id_in_cluster == strategy.extended._num_workers - 1:
         steps.fill_residual(np.nan)
     steps.make(6)
-    assert np.isfinite(steps.residual).all()
+    if steps.replicas > 1:  # one has nothing to exchange, and does not look at its residual
+        assert np.isfinite(steps.residual).all()
     return digest([steps.variable]), steps.skipped, history
 
 
