@@ -23,11 +23,11 @@ def kernel_calls(kernels, layout, gradient, residual, compiled):
     """Name -> function without arguments that runs one kernel on one replica's tensor."""
     gradients, residuals = [gradient], [residual]
     words = native.select(gradients, residuals, layout)
-    nonfinite, no_limit = native.any_nonfinite(gradients), float("inf")
+    nonfinite, no_limit = native.any_nonfinite(gradients, residuals), float("inf")
     values = native.gather(gradients, residuals, words, nonfinite, layout, no_limit)
     calls = {
         "select": lambda: kernels.select(gradients, residuals, layout),
-        "finite check": lambda: kernels.any_nonfinite(gradients),
+        "finite check": lambda: kernels.any_nonfinite(gradients, residuals),
         "gather": lambda: kernels.gather(
             gradients, residuals, words, nonfinite, layout, no_limit
         ),

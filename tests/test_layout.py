@@ -44,6 +44,15 @@ def test_offsets_take_as_few_bytes_as_the_chunk_needs(chunk_size, width):
     assert tensor_layout("v", (10**6,), "float32", chunk_size).offset_bytes == width
 
 
+@pytest.mark.parametrize("ratio", [2_001, 1e10, 1e300, 10**300])
+@pytest.mark.parametrize("chunk_keep", [1, 3, 10**30])
+def test_a_chunk_is_no_longer_than_the_variable(ratio, chunk_keep):
+    tensor = tensor_layout("v", (2_000,), "float32", ratio, chunk_keep=chunk_keep)
+    assert (tensor.chunk_size, tensor.kept, tensor.offset_bytes) == (2_000, 1, 2)
+    huge = tensor_layout("v", (2**33,), "float32", ratio, chunk_keep=1)
+    assert huge.chunk_size <= 2**31 - 1
+
+
 def test_paths_are_made_unique():
     assert unique_paths(["a", "b", "a", "a"]) == ["a", "b", "a#2", "a#3"]
 

@@ -83,7 +83,7 @@ def step(kernels, layout, gradients, residuals, compiled=False, device="CPU", li
     def run():
         with on(device):
             words = kernels.select(gradients, residuals, layout)
-            nonfinite = kernels.any_nonfinite(gradients)
+            nonfinite = kernels.any_nonfinite(gradients, residuals)
             values = kernels.gather(gradients, residuals, words, nonfinite, layout, limit)
             finite = tf.equal(nonfinite, 0)
             return words, values, finite, kernels.update(
@@ -159,6 +159,58 @@ def test_what_is_not_finite_leaves_residuals_alone(bad, device):
         assert not finite
         assert_same(residuals, before)
         assert kernels is xla or not np.any(tf.concat([tf.reshape(o, [-1]) for o in outputs], 0))
+
+
+def test_a_residual_that_overflows_a_gradient_is_flagged(device):
+    layout = Case("top1").layout((2_000,), (40, 50))
+    gradients, before = inputs(layout, seed=0)
+    gradients[1] = tf.tensor_scatter_nd_update(gradients[1], [[3, 7]], [2.5e38])
+    before[1].scatter_nd_update([[3, 7]], [2.5e38])
+    residuals = copies(before, device)
+    for kernels in (native, xla):
+        assert kernels.any_nonfinite(gradients) == 0
+        _, _, finite, _ = step(kernels, layout, gradients, residuals, device=device)
+        assert not finite
+        assert_same(residuals, before)
+
+
+def test_every_tensor_has_a_limit_of_its_own(device):
+    gradients, twin = inputs(MIXED, seed=0)
+    residuals = copies(twin, device)
+    limits = [0.5, 0.25, np.inf, 1.0, 0.5]
+    got = step(native, MIXED, gradients, residuals, device=device, limit=limits)
+    assert_same(got, step(xla, MIXED, gradients, twin, limit=limits))
+    assert_same(residuals, twin)
+    sent = np.split(got[1][:-1], np.cumsum([t.kept for t in MIXED.tensors])[:-1])
+    for values, limit in zip(sent, limits, strict=True):
+        assert np.max(np.abs(values)) <= limit
+
+
+def test_1_minus_beta_is_rounded_alike(device):
+    for beta in (0.09, 0.34, 0.59, 0.8, 0.9, 0.99):  # in float64 they make another difference
+        layout = Layout((tensor_layout("v", (1_000,), "float32", 10),), beta)
+        gradients, twin = inputs(layout, seed=0)
+        residuals = copies(twin, device)
+        with on(device):
+            for kernels, own in (native, residuals), (xla, twin):
+                words = kernels.select(gradients, own, layout)
+                kernels.update(gradients, own, words, tf.zeros(101), True, layout, np.inf)
+        assert_same(residuals, twin)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_subnormal_numbers_are_zeros(dtype, device):
+    layout = Layout((tensor_layout("v", (2_000,), dtype, 100),), 0.5)
+    rng = np.random.default_rng(0)
+    values = 1e-38 * rng.normal(size=(2, 2_000)).astype(np.float32)  # a quarter is normal
+    gradients = [tf.cast(values[0], dtype)]
+    twin = [tf.Variable(values[1])]
+    residuals = copies(twin, device)
+    got = step(native, layout, gradients, residuals, device=device)
+    assert_same(got, step(xla, layout, gradients, twin))
+    assert_same(residuals, twin)
+    left = np.abs(twin[0].numpy())
+    assert not np.any((left > 0) & (left < np.finfo(np.float32).tiny))
 
 
 def test_equal_magnitudes_are_selected_alike():
@@ -238,7 +290,8 @@ def test_a_residual_given_twice_is_refused():
 BAD_UPDATES = {
     "words": (dict(words=tf.zeros(49, tf.int32)), r"expected 50 elements of words; got .*\[49\]"),
     "reduced": (dict(reduced=tf.zeros(200)), r"expected 201 elements of reduced; got .*\[200\]"),
-    "limit": (dict(limit=-1.0), "expected limit above 0; got -1"),
+    "limits": (dict(limits=[-1.0]), "expected limits above 0; got -1"),
+    "limit_missing": (dict(limits=[]), "expected a limit for each of 1 gradients; got 0"),
     "beta": (dict(beta=1.5), r"expected beta in \(0, 1\]; got 1.5"),
 }
 
@@ -249,7 +302,7 @@ def test_bad_arguments_are_refused(name, eager):
     change, message = BAD_UPDATES[name]
     arguments = dict(
         words=tf.zeros(50, tf.int32), reduced=tf.zeros(201), finite=True, beta=1.0,
-        limit=np.inf, chunk_size=[10], chunk_keep=[1], tail_keep=[1], offset_bytes=[1],
+        limits=[np.inf], chunk_size=[10], chunk_keep=[1], tail_keep=[1], offset_bytes=[1],
     )
     residual = tf.Variable(tf.zeros(2_000))
 
@@ -302,7 +355,7 @@ def test_on_a_gpu_words_are_in_device_memory():
     assert kernels_on_gpu("ScalecomSelect") == {"any": handles}
     assert kernels_on_gpu("ScalecomGather") == {"any": handles}
     assert kernels_on_gpu("ScalecomUpdate") == {"any": handles | {"finite"}}
-    assert kernels_on_gpu("ScalecomAnyNonfinite") == {"any": set()}
+    assert kernels_on_gpu("ScalecomAnyNonfinite") == {"any": {"residuals"}}
     assert kernels_on_gpu("Bitcast") == {"any": set()}
     for operation in ("Identity", "EnsureShape", "Switch", "Merge"):
         on_gpu = kernels_on_gpu(operation)

@@ -11,6 +11,12 @@ from cases import EXCHANGES
 from reference import scalecom_step
 
 import tf_scalecom as sc
+from tf_scalecom import ops
+from tf_scalecom.compression import CompressionConfig
+from tf_scalecom.cross_device_ops import BUCKET_BYTES
+from tf_scalecom.layout import Layout, tensor_layout
+from tf_scalecom.ops import native, xla
+from tf_scalecom.report import compression_report
 
 DEVICES = [f"CPU:{i}" for i in range(4)]
 ROUTES = ("none", "own_ops", "scalecom_ops")
@@ -367,6 +373,46 @@ def test_indexed_slices_are_summed_and_travel(strategy, exclude):
         np.testing.assert_array_equal(sum(optimizer.residuals["embedding"]) - value, gradient_sum)
 
 
+@pytest.mark.parametrize("scaling", ["factor", "optimizer"])
+def test_excluded_indexed_slices_under_a_loss_scale(strategy, scaling):
+    with strategy.scope():
+        table = keras.Variable(np.zeros((200, 8), np.float32), name="embedding")
+        factor = 8.0 if scaling == "factor" else None
+        inner = keras.optimizers.SGD(1.0, loss_scale_factor=factor)
+        optimizer = sc.ScaleComOptimizer(inner, 8, exclude="embedding")
+        if scaling == "optimizer":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=8.0)
+
+    def gradient():
+        return [tf.IndexedSlices(8 * tf.ones((1, 8)), tf.constant([3]), tf.constant([200, 8]))]
+
+    custom_step(strategy, optimizer, [table], gradient)
+    np.testing.assert_array_equal(table.numpy()[3], np.full(8, -2.0))
+    assert not np.delete(table.numpy(), 3, axis=0).any()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_iterations_advance_where_gradients_overwrite_all_variables(route):
+    strategy = make_strategy(route) or tf.distribute.get_strategy()
+    with strategy.scope():
+        variable = keras.Variable(np.zeros(3, np.float32))
+        variable.overwrite_with_gradient = True
+        optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(1.0))
+    for _ in range(2):
+        custom_step(strategy, optimizer, [variable], lambda: [tf.ones(3)])
+    assert optimizer.iterations.numpy() == 2
+    np.testing.assert_array_equal(variable.numpy(), np.ones(3))
+
+
+@pytest.mark.parametrize("ratio", [1e10, 1e300])
+def test_huge_ratios_keep_one_element_of_each_variable(strategy, ratio):
+    with strategy.scope():
+        variable = keras.Variable(np.zeros(2_000, np.float32))
+        optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(1.0), ratio, chunk_keep=3)
+    custom_step(strategy, optimizer, [variable], lambda: [tf.ones(2_000)])
+    np.testing.assert_array_equal(np.flatnonzero(variable.numpy()), [0])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_variables_of_other_dtypes(strategy, dtype):
     with strategy.scope():
@@ -452,11 +498,18 @@ def test_a_saved_model_comes_back_with_its_state(tmp_path):
 SGD = keras.optimizers.SGD
 BAD_ARGUMENTS = {
     "ratio_below_1": (dict(compression_ratio=0.5), "compression_ratio.*number >= 1.*0.5"),
+    "ratio_beyond_floats": (dict(compression_ratio=10**400), "compression_ratio.*number >= 1"),
+    "ratio_true": (dict(compression_ratio=True), "compression_ratio.*number >= 1.*True"),
     "ratio_nan": (dict(compression_ratio=float("nan")), "compression_ratio"),
     "ratio_word": (dict(compression_ratio="high"), "compression_ratio.*'high'"),
     "ratio_empty": (dict(compression_ratio={}), "compression_ratio"),
     "ratio_in_dict": (dict(compression_ratio={"kernel": 0}), r"compression_ratio\['kernel'\]"),
     "beta_0": (dict(beta=0), r"beta.*\(0, 1\].*0"),
+    "beta_0_in_float32": (dict(beta=1e-50), r"beta.*\(0, 1\].*1e-50"),
+    "beta_true": (dict(beta=True), r"beta.*\(0, 1\].*True"),
+    "hierarchical": (dict(hierarchical=1), "hierarchical.*True or False.*1"),
+    "warmup_true": (dict(warmup_steps=True), "warmup_steps.*integer >= 0.*True"),
+    "chunk_keep_true": (dict(chunk_keep=True), "chunk_keep.*integer >= 1.*True"),
     "beta_2": (dict(beta=2), r"beta.*\(0, 1\].*2"),
     "warmup": (dict(warmup_steps=-1), "warmup_steps.*integer >= 0.*-1"),
     "warmup_float": (dict(warmup_steps=1.5), "warmup_steps.*integer"),
@@ -506,6 +559,27 @@ def test_an_optimizer_that_cannot_take_zeros_is_refused_where_something_is_compr
     with pytest.raises(ValueError, match=r"epsilon_1 >= 1e-16; received 1e-30.*divides 0 by 0"):
         sc.ScaleComOptimizer(keras.optimizers.Adafactor()).build(variables)
     sc.ScaleComOptimizer(keras.optimizers.Adafactor(), compression_ratio=1).build(variables)
+
+
+def test_a_report_outside_a_strategy_counts_workers():
+    variables = [keras.Variable(np.zeros((400, 500), np.float32)) for _ in range(3)]
+    optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), 100)
+    optimizer.build(variables)
+    report = optimizer.compression_report(num_replicas=8)
+    layout = CompressionConfig(100, 1.0, (), "chunk", 1, "float32").layout(variables)
+    expected = compression_report(layout, 8, broadcasts=True, bucket_bytes=BUCKET_BYTES)
+    assert report.bytes_sent == expected.bytes_sent
+    for wrong in (True, 0, 2.0):
+        with pytest.raises(ValueError, match="num_replicas as an integer >= 1"):
+            optimizer.compression_report(num_replicas=wrong)
+
+
+def test_an_exact_selection_that_no_kernels_know_is_refused():
+    layout = Layout((tensor_layout("w", (2**32,), "float32", 100, "exact"),))
+    assert not native.supports(layout) and not xla.supports(layout)
+    with pytest.raises(ValueError, match=r"exact selection.*received w of 4294967296.*chunk"):
+        ops.kernels_for(layout)
+    assert native.supports(Layout((tensor_layout("w", (2**33,), "float32", 1e12),)))
 
 
 def test_unsupported_surroundings_are_refused_by_name():

@@ -12,6 +12,7 @@ from reference import scalecom_step
 from simulated_task import LinearClasses
 
 import tf_scalecom as sc
+from tf_scalecom.layout import Layout, tensor_layout
 from tf_scalecom.simulate import METHODS, Simulation, SimulationConfig, diagnostics
 from tf_scalecom.simulate.gradients import LearnerGradients
 from tf_scalecom.simulate.run_files import restore_state, save_state
@@ -310,6 +311,17 @@ def test_a_leader_that_chose_as_the_sum_would_is_measured_so():
     assert measured["contraction"] == pytest.approx(measured["gamma0"], rel=1e-5)
     assert measured["contraction_bound"] == pytest.approx(measured["gamma0"], rel=1e-5)
     assert measured["residual_cosine_distance"] == pytest.approx(0, abs=1e-5)
+
+
+def test_of_nothing_nothing_is_left():
+    zeros = tf.zeros(1_000)
+    assert diagnostics.contraction([zeros], [zeros]) == 0
+    layout = Layout((tensor_layout("w", (1_000,), "float32", 100),))
+    exact = Layout((tensor_layout("w", (1_000,), "float32", 100, "exact"),))
+    measured = diagnostics.SelectionQuality([(1_000,)]).measure(
+        [zeros], [zeros], [tf.Variable(zeros)], layout, exact
+    )
+    assert measured["gamma0"] == measured["contraction_bound"] == 0
 
 
 def test_hamming_distance_and_bound_by_hand():

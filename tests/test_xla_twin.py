@@ -48,7 +48,7 @@ def replica_step(layout):
     @tf.function(jit_compile=True)
     def step(gradients):
         words = xla.select(gradients, residuals, layout)
-        nonfinite = xla.any_nonfinite(gradients)
+        nonfinite = xla.any_nonfinite(gradients, residuals)
         values = xla.gather(gradients, residuals, words, nonfinite, layout, limit=1e4)
         return words, xla.update(
             gradients, residuals, words, 2 * values, tf.equal(nonfinite, 0), layout, limit=1e4

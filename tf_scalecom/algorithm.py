@@ -10,18 +10,24 @@ One step on replica i of n, residual m_i, gradient g_i (Chen et al., NeurIPS 202
            = (1 - beta) m_i + beta (p_i - s_i)   on I
 
 The reduction sums: Keras has already scaled the loss by 1/n. With a float32 wire p_i - s_i is 0;
-with a 16-bit wire it is the error of the cast, which stays in the residual.
+with a 16-bit wire it is the error of the cast, which stays in the residual. So does what would
+make the sum overflow, on the wire or in the variable's dtype: s_i is at most 1/n of its range.
+
+All of this where every p_i is finite. Otherwise m_i' = m_i, and there is no g.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tf_scalecom import ops
 from tf_scalecom.communicator import Communicator
 from tf_scalecom.layout import Layout
+
+# The implicit one included.
+_SIGNIFICANT_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
 class Exchanged(NamedTuple):
@@ -29,8 +35,9 @@ class Exchanged(NamedTuple):
 
     Attributes:
       gradients: [replica][variable], summed over all replicas, bit-equal on all of them.
-      finite: bool scalar per replica, equal on all. Where false some replica's gradient was not
-        finite: residuals are as they were, and the gradients are not to be used.
+      finite: bool scalar per replica, equal on all. Where false some replica's gradient, or its
+        residual + gradient, was not finite: residuals are as they were, and the gradients are not
+        to be used.
     """
 
     gradients: list[list[tf.Tensor]]
@@ -93,7 +100,7 @@ class _Bucket:
         self._residuals = [[ms[place] for place in places] for ms in residuals]
 
     def send(self, leader, communicator):
-        """Steps up to the sums, which are float and not finite if a gradient was not."""
+        """Steps up to the sums, not all finite unless residual + gradient was on all replicas."""
         if not self._compressed:
             self.sums = communicator.all_reduce(self._dense_gradients)
             return
@@ -110,12 +117,15 @@ class _Bucket:
         )
 
         # 3. All-reduce the selected values, a finite flag and the dense tensors.
-        # The flag is one more value: 0, or infinity from a replica whose gradient is not finite.
-        # Nobody else holds the values, so that they are summed in their own buffer.
-        self._limit = _summable_limit(layout.value_dtype, communicator.num_replicas)
+        # The flag is one more value: 0, or infinity from a replica whose residual + gradient is not
+        # finite. Nobody else holds the values, so that they are summed in their own buffer.
+        self._limits = [
+            _summable_limit(layout.value_dtype, layout.tensors[i].dtype, communicator.num_replicas)
+            for i in layout.compressed
+        ]
         self.sums = communicator.all_reduce(
             [
-                [kernels.gather(g, m, w, kernels.any_nonfinite(g), layout, self._limit), *d]
+                [kernels.gather(g, m, w, kernels.any_nonfinite(g, m), layout, self._limits), *d]
                 for g, m, w, d in zip(
                     self._gradients, self._residuals, self._words, self._dense_gradients,
                     strict=True,
@@ -131,25 +141,29 @@ class _Bucket:
                 selected, *dense = sums
                 parts = self._kernels.update(
                     self._gradients[r], self._residuals[r], self._words[r], selected, finite[r],
-                    self._layout, self._limit,
+                    self._layout, self._limits,
                 )
             positions = self._compressed + self._dense
             for position, gradient in zip(positions, [*parts, *dense], strict=True):
                 reduced[r][position] = gradient
 
 
-def _summable_limit(value_dtype: str, num_replicas: int) -> float:
+def _summable_limit(value_dtype: str, dtype: str, num_replicas: int) -> float:
     """Limit of a value on the wire, for a finite sum over all replicas. The rest stays behind.
 
-    The range of float16 is small enough for gradients to reach its end; the others have none.
+    It has so few significant bits that all its multiples up to the sum are numbers of both dtypes:
+    then no order of summing rounds up to infinity, and no cast takes anything from the sum.
+
+    Args:
+      value_dtype: dtype of the wire.
+      dtype: dtype of the variable, to which the sum is cast.
+      num_replicas: n.
     """
-    if value_dtype != "float16":
-        return float("inf")
-    largest = float(tf.float16.max)
-    limit = np.float16(largest / num_replicas)
-    if float(limit) * num_replicas > largest:  # rounded up
-        limit = np.nextafter(limit, np.float16(0))
-    return float(limit)
+    largest = float(min(tf.as_dtype(value_dtype).max, tf.as_dtype(dtype).max))
+    bits = min(_SIGNIFICANT_BITS[value_dtype], _SIGNIFICANT_BITS[dtype])
+    bits = max(1, bits - (num_replicas - 1).bit_length())
+    fraction, exponent = math.frexp(largest / num_replicas)
+    return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
 
 
 def _reduce_dense(gradients, communicator) -> Exchanged:

@@ -18,7 +18,8 @@ class CompressionConfig:
 
     def __init__(self, compression_ratio, beta, exclude, selection, chunk_keep, value_dtype):
         self.compression_ratio = _check_ratio(compression_ratio)
-        self.beta = _check_number("beta", beta, "a number in (0, 1]", lambda b: 0 < b <= 1)
+        # A smaller one would be 0 in float32.
+        self.beta = _check_number("beta", beta, "a number in (0, 1]", lambda b: 2**-126 <= b <= 1)
         self.exclude = tuple(_check_pattern("exclude", p) for p in _as_tuple(exclude))
         self.selection = _check_choice("selection", selection, SELECTIONS)
         self.chunk_keep = _check_int("chunk_keep", chunk_keep, minimum=1)
@@ -88,7 +89,9 @@ def check_warmup(warmup) -> str:
 
 def check_hierarchical(hierarchical) -> bool:
     """Returns a valid `hierarchical`, or raises ValueError."""
-    return _check_choice("hierarchical", hierarchical, (False, True))
+    if not isinstance(hierarchical, bool):
+        _refuse("hierarchical", hierarchical, "True or False", "Choose one of them.")
+    return hierarchical
 
 
 def _grown(ratio, growth):
@@ -114,9 +117,16 @@ def _check_ratio(ratio):
 
 def _check_number(name, value, expected, is_valid):
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not is_valid(value):
+    if not is_number or not _is_finite(value) or not is_valid(value):
         _refuse(name, value, expected, "Correct the argument.")
     return value
+
+
+def _is_finite(number) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond the range of floats
+        return False
 
 
 def _check_int(name, value, minimum):

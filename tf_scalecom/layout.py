@@ -16,6 +16,8 @@ import numpy as np
 MIN_COMPRESSED_ELEMENTS = 1_000
 COMPRESSIBLE_DTYPES = ("float16", "bfloat16", "float32", "float64")
 WIRE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Offsets within a chunk are computed as int32.
+MAX_CHUNK_SIZE = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,6 @@ class TensorLayout:
         if self.is_dense:
             return 0
         return 1 if self.chunk_size <= 1 << 8 else 2 if self.chunk_size <= 1 << 16 else 4
-
 
     def payload(self, value_dtype: str) -> int:
         """Bytes of values and offsets."""
@@ -197,7 +198,10 @@ def tensor_layout(
         chunk_size = dense.elements
         chunk_keep = max(1, round(dense.elements / compression_ratio))
     else:
-        chunk_size = max(1, round(chunk_keep * compression_ratio))
+        # No longer than the variable, whatever the ratio.
+        chunk_keep = min(chunk_keep, dense.elements)
+        longest = min(dense.elements, MAX_CHUNK_SIZE)
+        chunk_size = max(1, round(min(chunk_keep * compression_ratio, longest)))
     planned = dataclasses.replace(
         dense,
         compression_ratio=float(compression_ratio),

@@ -30,11 +30,13 @@ class CompressionMonitor(keras.callbacks.Callback):
       included. `ratio`: bytes_dense / bytes_sent, 1 where nothing is sent.
     * `total_bytes_sent`, `total_bytes_dense`, `total_ratio`: the same summed over all steps that
       the optimizer has made, with as many workers as there are now.
-    * `skipped_steps`: steps skipped so far for a gradient that was not finite.
+    * `skipped_steps`: steps skipped so far for a gradient, or residual + gradient, that was not
+      finite.
     * `residual_norm`: Euclidean norm of the residuals, in the gradients' units.
     * `residual_to_gradient`: residual_norm by the norm of the gradients of the same variables, in
       a step among the last 20 (among the last `update_freq`, if that is less). NaN if none was
-      finite, or XLA compiles the step. Large and growing: much is held back for long.
+      finite, they were all zero, or XLA compiles the step. Large and growing: much is held back
+      for long.
 
     The two norms are those of a worker's own first replica; everything else is the same on all.
     The monitor does nothing that workers must do together, so it may be given to all of them, or

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from tf_scalecom import hierarchy, keras_hooks, model_files
+from tf_scalecom import ops as kernels
 from tf_scalecom.agreement import VARIABLE, describe_optimizer
 from tf_scalecom.compression import (
     CompressionConfig,
@@ -18,9 +19,11 @@ from tf_scalecom.compression import (
     check_warmup,
     check_warmup_steps,
 )
+from tf_scalecom.cross_device_ops import BUCKET_BYTES
 from tf_scalecom.gradient_norm import GradientNorm
 from tf_scalecom.made_in_scope import require_optimizer
 from tf_scalecom.report import CompressionReport, compression_report
+from tf_scalecom.residual_reset import ResidualReset
 from tf_scalecom.residual_variable import ResidualVariable
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.supported import check_inner, check_strategy, check_takes_zeros
@@ -29,7 +32,8 @@ from tf_scalecom.warmup import layout_at, warmup_stages
 
 _VARIABLES_BEFORE_BUILD = 1  # the count of skipped steps
 _SKIP_ADVICE = (
-    "A gradient was not finite in each of them, on some worker, so the model has not changed. Look "
+    "A gradient, or its sum with the residual, was not finite in each of them, on some worker, so "
+    "the model has not changed. Look "
     "for NaN and infinities in the data and the loss, lower the learning rate or have the "
     "optimizer clip gradients; callbacks.TerminateOnNaN ends such a training."
 )
@@ -57,8 +61,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     update from the sum, on every replica the same.
 
     Gradients are clipped and accumulated locally first, where Keras does. A step in which any
-    replica's gradient is not finite is skipped on all: nothing changes but `iterations` and
-    `skipped_steps`, and what layers have assigned in the step is taken back. Learning rate,
+    replica's gradient, or its sum with the residual, is not finite is skipped on all: nothing
+    changes but `iterations` and `skipped_steps`, and a residual that keeps steps from being
+    taken (`reset_elements`); what layers have assigned in the step is taken back. Learning rate,
     iterations, weight decay, loss scale, moving averages are those of the inner optimizer. Every 25
     skipped steps in a row are a warning in the log.
 
@@ -197,6 +202,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         layout = self._config.layout(variables)
         if layout.compressed:
             check_takes_zeros(self.inner_optimizer)
+            kernels.kernels_for(layout)  # there are none for some
         if not model_files.loading():  # which one worker may do alone
             self._require_alike(layout)
         if self.hierarchical:
@@ -215,6 +221,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             self._skipped_steps,
             warmup_stages(self._config, variables, self.warmup, self.warmup_steps),
             SkipWarning(_SKIP_ADVICE),
+            ResidualReset(),
             GradientNorm(),
             self.hierarchical,
         )
@@ -270,8 +277,21 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
 
     @property
     def skipped_steps(self) -> keras.Variable:
-        """Number of steps skipped for a gradient that was not finite on some replica."""
+        """Number of steps skipped for a gradient, or residual + gradient, that was not finite.
+
+        On some replica: all skip the same steps.
+        """
         return self._skipped_steps
+
+    @property
+    def reset_elements(self) -> int:
+        """Elements of this worker's residuals that were set to 0 since the process began.
+
+        In a skipped step, an element that is not finite; in one that follows another, also an
+        element above 1e31, as there is a finite gradient with which it overflows. Where XLA
+        compiles the step both are reset in any skipped step, and not counted.
+        """
+        return self._built_state("reset_elements").residual_reset.count
 
     @property
     def warmup_ends(self) -> list[int]:
@@ -290,7 +310,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
 
         Args:
           num_replicas: replicas to count for; by default those of the strategy in use, or its
-            workers if the exchange is hierarchical.
+            workers if the exchange is hierarchical. With one replica in use, others are counted as
+            those of `MultiWorkerMirroredStrategy`.
           step: count this step, from 0, which may be one of the warm-up; by default one after it.
         """
         state = self._built_state("compression_report()")
@@ -299,7 +320,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         if replicas is None:
             in_use = strategy.extended._num_workers if self.hierarchical else None
             replicas = in_use or strategy.num_replicas_in_sync
-        if not isinstance(replicas, int) or replicas < 1:
+        if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
             raise ValueError(
                 "compression_report: expected num_replicas as an integer >= 1; received "
                 f"{num_replicas!r}. Leave it out for the current strategy."
@@ -310,11 +331,14 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 f"{step!r}. Leave it out for a step after the warm-up."
             )
         ops = scalecom_ops(strategy)
+        bucket_bytes = None if ops is None else ops.bucket_bytes
+        if ops is None and strategy.num_replicas_in_sync == 1:
+            bucket_bytes = BUCKET_BYTES
         return compression_report(
             state.layout if step is None else layout_at(step, state.warmup, state.layout),
             replicas,
-            broadcasts=ops is not None,
-            bucket_bytes=None if ops is None else ops.bucket_bytes,
+            broadcasts=bucket_bytes is not None,
+            bucket_bytes=bucket_bytes,
         )
 
     def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
@@ -351,6 +375,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             self._require_alike(state.layout)
             step = UpdateStep(inner, variables, state)
             context.merge_call(step.run, args=(grads, context.replica_id_in_sync_group))
+        else:  # all were overwritten with their gradients
+            self._iterations.assign_add(1)
 
     def _known_variables(self, grads, variables):
         if variables is None:
@@ -378,7 +404,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     def _prepare(self, gradient, variable):
         """One gradient, unscaled, in its variable's dtype."""
         if self.loss_scale_factor is not None:
-            gradient = gradient / self.loss_scale_factor
+            gradient = _divided(gradient, self.loss_scale_factor)
         # A tensor of this replica's own: `merge_call` takes one that all share for a single value.
         return tf.identity(tf.cast(gradient, variable.dtype))
 
@@ -459,6 +485,13 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             config.pop("inner_optimizer"), custom_objects=custom_objects
         )
         return cls(inner, **config)
+
+
+def _divided(gradient, number):
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / number
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / number
 
 
 def scalecom_optimizer(optimizer: keras.optimizers.Optimizer) -> ScaleComOptimizer | None:

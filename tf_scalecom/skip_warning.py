@@ -25,15 +25,19 @@ class SkipWarning:
             self._count = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
             self._next = resource_variable_ops.ResourceVariable(-1, dtype=tf.int64)
 
-    def count(self, step, next_step):
+    def count(self, step, next_step) -> tf.Tensor | None:
         """Counts a skipped step. Call it where the step is skipped, in cross-replica context.
 
         Args:
             step: integer scalar, the number of the step.
             next_step: integer scalar, the number of the step to come.
+
+        Returns:
+            int64 scalar, the steps skipped in a row, this one included; None where XLA compiles,
+            which can neither count on the host nor log.
         """
         if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
-            return  # what XLA compiles cannot log
+            return None
         continues = tf.equal(tf.cast(step, tf.int64), self._next)
         count = tf.where(continues, self._count + 1, 1)
         self._count.assign(count)
@@ -43,6 +47,7 @@ class SkipWarning:
             lambda: tf.numpy_function(self._warn, [count], []),
             tf.no_op,
         )
+        return count
 
     def _warn(self, count):
         logging.warning("tf_scalecom: %d steps in a row were skipped. %s", count, self._advice)

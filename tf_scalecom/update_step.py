@@ -18,6 +18,7 @@ from tf_scalecom.communicator import ListCommunicator, StrategyCommunicator, per
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.gradient_norm import GradientNorm
 from tf_scalecom.layout import Layout
+from tf_scalecom.residual_reset import ResidualReset
 from tf_scalecom.skip_warning import SkipWarning
 from tf_scalecom.warmup import Stage
 
@@ -30,9 +31,11 @@ class CompressionState:
       layout: plan for all variables that the optimizer was built with.
       residuals: position in `layout` -> float32 variable in the shape of that position's
         variable, with a value of its own on every replica.
-      skipped_steps: integer variable, counts updates skipped for a gradient that was not finite.
+      skipped_steps: integer variable, counts updates skipped for a gradient, or its sum with the
+        residual, that was not finite.
       warmup: stages of the warm-up, in which other plans hold for the same variables.
       skip_warning: is told of each update that is skipped.
+      residual_reset: is shown the residuals in each update that is skipped.
       gradient_norm: is shown the gradients of each update.
       hierarchical: whether the replicas of a worker sum their gradients before the exchange; each
         residual is then one variable per worker.
@@ -43,6 +46,7 @@ class CompressionState:
     skipped_steps: keras.Variable
     warmup: tuple[Stage, ...]
     skip_warning: SkipWarning
+    residual_reset: ResidualReset
     gradient_norm: GradientNorm
     hierarchical: bool
 
@@ -123,9 +127,10 @@ class UpdateStep:
             forward_state.take_back()
             self._state.skipped_steps.assign_add(1)
             step = self._inner.iterations
-            self._state.skip_warning.count(step, next_step=step + 1)
+            in_a_row = self._state.skip_warning.count(step, next_step=step + 1)
+            self._state.residual_reset.reset(tf.nest.flatten(residuals), in_a_row)
 
-        tf.cond(exchanged.finite[0], apply, skip)
+        tf.cond(exchanged.finite[0], apply, _not_inlined(skip))
 
     def _local_gradients(self, grads, accumulators):
         if accumulators:

@@ -184,8 +184,8 @@ void bench(int64_t n, int rounds, int32_t threads) {
                                           workspace_bytes, &pool));
        },
        {}},
-      {"finite check", 4 * e,
-       [&](int i) { must(scalecom_gradients_check_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
+      {"finite check", 8 * e,
+       [&](int i) { must(scalecom_compensated_check_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
       {"gather", 0,
        [&](int i) {
          must(scalecom_values_gather_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,

@@ -215,8 +215,8 @@ int main(int argc, char** argv) {
                                            workspace_bytes, nullptr));
        },
        {}},
-      {"finite check", 4 * e,
-       [&] { must(scalecom_gradients_check_cuda(&one, 1, SCALECOM_FLOAT32, flag, nullptr)); }, {}},
+      {"finite check", 8 * e,
+       [&] { must(scalecom_compensated_check_cuda(&one, 1, SCALECOM_FLOAT32, flag, nullptr)); }, {}},
       {"gather", 0,
        [&] {
          must(scalecom_values_gather_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,

@@ -45,6 +45,7 @@ enum Need : uint32_t {
   kValues = 8,
   kReduced = 16,
   kOutput = 32,
+  kResidualOrNull = 64,
 };
 
 inline bool pointer_valid(const void* pointer, int64_t alignment) {
@@ -65,6 +66,7 @@ inline bool tensor_valid(const scalecom_tensor& t, uint32_t needs, int32_t gradi
   const int64_t wire = type_bytes(wire_type);
   return (!(needs & kGradient) || pointer_valid(t.gradient, dense)) &&
          (!(needs & kResidual) || pointer_valid(t.residual, 4)) &&
+         (!(needs & kResidualOrNull) || !t.residual || pointer_valid(t.residual, 4)) &&
          (!(needs & kOffsets) || pointer_valid(t.offsets, t.offset_bytes)) &&
          (!(needs & kValues) || pointer_valid(t.values, wire)) &&
          (!(needs & kReduced) || pointer_valid(t.reduced, wire)) &&

@@ -39,7 +39,7 @@ void hostile(Bytes in) {
   uint32_t flag = 0;
   scalecom_offsets_select_cpu(&t, 1, type, &flag, nullptr);
   scalecom_indices_select_cpu(&t, 1, type, &flag, memory, 0, nullptr);
-  scalecom_gradients_check_cpu(&t, 1, type, &flag, nullptr);
+  scalecom_compensated_check_cpu(&t, 1, type, &flag, nullptr);
   scalecom_values_gather_cpu(&t, 1, type, 0, INFINITY, nullptr);
   scalecom_updates_apply_cpu(&t, 1, type, 0, INFINITY, 0.5f, nullptr);
 }

@@ -91,7 +91,7 @@ int main() {
 
   must(scalecom_offsets_select_cuda(&t, 1, SCALECOM_BFLOAT16, flags, nullptr) == SCALECOM_OK,
        "select");
-  must(scalecom_gradients_check_cuda(&t, 1, SCALECOM_BFLOAT16, flags, nullptr) == SCALECOM_OK,
+  must(scalecom_compensated_check_cuda(&t, 1, SCALECOM_BFLOAT16, flags, nullptr) == SCALECOM_OK,
        "check");
   must(scalecom_values_gather_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, INFINITY,
                                    nullptr) == SCALECOM_OK,

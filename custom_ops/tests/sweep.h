@@ -91,6 +91,12 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
   flag = 0;
   require(backend.check(got, &flag) == SCALECOM_OK, name + "check refused");
   require(flag == reference_check(want), name + "check's finite flag");
+  // Without residuals: the gradients' own.
+  Bucket bare(got);
+  for (scalecom_tensor& t : bare.tensors) t.residual = nullptr;
+  flag = 0;
+  require(backend.check(bare, &flag) == SCALECOM_OK, name + "check of gradients refused");
+  require(flag == reference_check(bare), name + "check's finite flag of gradients");
 
   if (corrupt) {
     // Out of range where the width allows it. Where offsets must increase, only the last

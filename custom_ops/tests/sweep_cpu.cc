@@ -18,7 +18,7 @@ test::Backend backend(const scalecom_executor* executor) {
                                        workspace.get(), bytes, executor);
   };
   b.check = [=](Bucket& k, uint32_t* flag) {
-    return scalecom_gradients_check_cpu(k.list(), k.count(), k.gradient_type, flag, executor);
+    return scalecom_compensated_check_cpu(k.list(), k.count(), k.gradient_type, flag, executor);
   };
   b.gather = [=](Bucket& k, float limit) {
     return scalecom_values_gather_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,

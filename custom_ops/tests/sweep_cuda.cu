@@ -47,7 +47,9 @@ class DeviceBucket {
     for (size_t i = 0; i < tensors.size(); ++i) {
       const size_t* place = &places_[6 * i];
       tensors[i].gradient = data_ + place[0];
-      tensors[i].residual = reinterpret_cast<float*>(data_ + place[1]);
+      if (tensors[i].residual != nullptr) {
+        tensors[i].residual = reinterpret_cast<float*>(data_ + place[1]);
+      }
       tensors[i].offsets = data_ + place[2];
       tensors[i].values = data_ + place[3];
       tensors[i].reduced = data_ + place[4];
@@ -107,7 +109,7 @@ test::Backend backend() {
   };
   b.check = [](Bucket& k, uint32_t* flag) {
     return run(k, flag, [&](const scalecom_tensor* t) {
-      return scalecom_gradients_check_cuda(t, k.count(), k.gradient_type, device_flag, nullptr);
+      return scalecom_compensated_check_cuda(t, k.count(), k.gradient_type, device_flag, nullptr);
     });
   };
   b.gather = [](Bucket& k, float limit) {

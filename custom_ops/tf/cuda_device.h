@@ -22,16 +22,16 @@ class CudaDevice {
                                         stream_);
   }
   int32_t Check(const List& l, uint32_t* nonfinite) const {
-    return scalecom_gradients_check_cuda(l.tensors, l.count, l.type, nonfinite, stream_);
+    return scalecom_compensated_check_cuda(l.tensors, l.count, l.type, nonfinite, stream_);
   }
-  int32_t Gather(const List& l, const Wire& wire) const {
-    return scalecom_values_gather_cuda(l.tensors, l.count, l.type, wire.type, wire.limit, stream_);
+  int32_t Gather(const List& l, int32_t wire) const {
+    return scalecom_values_gather_cuda(l.tensors, l.count, l.type, wire, l.limit, stream_);
   }
-  int32_t WriteFlag(const uint32_t* nonfinite, const Wire& wire, void* flag) const {
-    return scalecom_flag_write_cuda(nonfinite, wire.type, flag, stream_);
+  int32_t WriteFlag(const uint32_t* nonfinite, int32_t wire, void* flag) const {
+    return scalecom_flag_write_cuda(nonfinite, wire, flag, stream_);
   }
-  int32_t Apply(const List& l, const Wire& wire, float beta) const {
-    return scalecom_updates_apply_cuda(l.tensors, l.count, l.type, wire.type, wire.limit, beta,
+  int32_t Apply(const List& l, int32_t wire, float beta) const {
+    return scalecom_updates_apply_cuda(l.tensors, l.count, l.type, wire, l.limit, beta,
                                        stream_);
   }
 

@@ -6,6 +6,7 @@
 #ifndef SCALECOM_TF_KERNELS_H_
 #define SCALECOM_TF_KERNELS_H_
 
+#include <limits>
 #include <vector>
 
 #include "scalecom/scalecom.h"
@@ -22,11 +23,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Tensors of one gradient type, as the core takes them.
+// Tensors of one gradient type and one limit of what travels, as the core takes them.
 struct List {
   const scalecom_tensor* tensors;
   int64_t count;
   int32_t type;
+  float limit;
 };
 
 inline int32_t TypeOf(DataType type) {
@@ -42,20 +44,27 @@ inline int32_t TypeOf(DataType type) {
   }
 }
 
-// How values travel, as the core takes it.
+// How values travel.
 struct Wire {
   int32_t type;
-  float limit;
-  int64_t bytes;  // of one value
+  std::vector<float> limits;  // of each tensor's values
+  int64_t bytes;              // of one value
 
-  absl::Status Read(OpKernelConstruction* ctx) {
+  absl::Status Read(OpKernelConstruction* ctx, int tensors) {
     DataType wire;
     TF_RETURN_IF_ERROR(ctx->GetAttr("wire", &wire));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("limit", &limit));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("limits", &limits));
     type = TypeOf(wire);
     bytes = tensorflow::DataTypeSize(wire);
-    if (limit > 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("expected limit above 0; got ", limit));
+    if (static_cast<int>(limits.size()) != tensors) {
+      return absl::InvalidArgumentError(absl::StrCat("expected a limit for each of ", tensors,
+                                                     " gradients; got ", limits.size()));
+    }
+    for (const float limit : limits) {
+      if (limit > 0) continue;
+      return absl::InvalidArgumentError(absl::StrCat("expected limits above 0; got ", limit));
+    }
+    return absl::OkStatus();
   }
 };
 
@@ -103,14 +112,21 @@ class LayoutKernel : public OpKernel {
     return absl::OkStatus();
   }
 
-  // The core takes one gradient type at a time: calls `call` with each run of equal types.
+  // The core takes one gradient type and one limit at a time: calls `call` with each run of
+  // tensors that have both in common. Without limits there is none.
   template <typename Call>
-  absl::Status ForEachType(const std::vector<scalecom_tensor>& tensors, const Call& call) const {
+  absl::Status ForEachRun(const std::vector<scalecom_tensor>& tensors,
+                          const std::vector<float>& limits, const Call& call) const {
+    const auto limit = [&](int i) {
+      return limits.empty() ? std::numeric_limits<float>::infinity() : limits[i];
+    };
     for (int begin = 0, end; begin < size(); begin = end) {
-      for (end = begin; end < size() && layout_.type(end) == layout_.type(begin); ++end) {
+      for (end = begin; end < size() && layout_.type(end) == layout_.type(begin) &&
+                        limit(end) == limit(begin);
+           ++end) {
       }
-      TF_RETURN_IF_ERROR(
-          call(List{tensors.data() + begin, end - begin, TypeOf(layout_.type(begin))}));
+      TF_RETURN_IF_ERROR(call(List{tensors.data() + begin, end - begin,
+                                   TypeOf(layout_.type(begin)), limit(begin)}));
     }
     return absl::OkStatus();
   }
@@ -144,7 +160,7 @@ class SelectKernel : public LayoutKernel<Device> {
     Tensor nonfinite;  // found on the way, and not asked for: only the leader selects
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT32, TensorShape({}), &nonfinite));
     TF_RETURN_IF_ERROR(device->Zero(nonfinite.data(), nonfinite.TotalBytes()));
-    return this->ForEachType(tensors, [&](const List& list) {
+    return this->ForEachRun(tensors, {}, [&](const List& list) {
       return Select(ctx, device, list, static_cast<uint32_t*>(nonfinite.data()));
     });
   }
@@ -157,10 +173,10 @@ class SelectKernel : public LayoutKernel<Device> {
     for (const scalecom_tensor* t = list.tensors; t != list.tensors + list.count; ++t) {
       (t->chunk_size == t->elements ? whole : chunked).push_back(*t);
     }
-    const List chunks{chunked.data(), static_cast<int64_t>(chunked.size()), list.type};
+    const List chunks{chunked.data(), static_cast<int64_t>(chunked.size()), list.type, list.limit};
     TF_RETURN_IF_ERROR(ToStatus(device->SelectOffsets(chunks, nonfinite), "select by chunks"));
     if (whole.empty()) return absl::OkStatus();
-    const List exact{whole.data(), static_cast<int64_t>(whole.size()), list.type};
+    const List exact{whole.data(), static_cast<int64_t>(whole.size()), list.type, list.limit};
     const int64_t bytes = device->IndicesWorkspace(exact);
     Tensor workspace;
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &workspace));
@@ -172,34 +188,56 @@ class SelectKernel : public LayoutKernel<Device> {
 template <typename Device>
 class AnyNonfiniteKernel : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit AnyNonfiniteKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    int residuals;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("Ts", &types_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &residuals));
+    OP_REQUIRES(ctx, residuals == 0 || residuals == size(),
+                absl::InvalidArgumentError(absl::StrCat("expected one residual for each of ",
+                                                        size(), " gradients, or none; got ",
+                                                        residuals)));
+    compensated_ = residuals > 0;
+  }
 
   void Compute(OpKernelContext* ctx) override {
     Device device(ctx);
     Tensor* nonfinite;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &nonfinite));
     OP_REQUIRES_OK(ctx, device.Zero(nonfinite->data(), nonfinite->TotalBytes()));
-    std::vector<scalecom_tensor> tensors(ctx->num_inputs());
-    for (int begin = 0, end; begin < ctx->num_inputs(); begin = end) {
-      const DataType type = ctx->input_dtype(begin);
-      for (end = begin; end < ctx->num_inputs() && ctx->input_dtype(end) == type; ++end) {
-        scalecom_tensor& t = tensors[end];
-        t.elements = ctx->input(end).NumElements();
-        t.chunk_size = t.chunk_keep = t.tail_keep = t.offset_bytes = 1;
-        t.gradient = Bytes(ctx->input(end));
+    std::vector<scalecom_tensor> tensors(size());
+    for (int i = 0; i < size(); ++i) {
+      scalecom_tensor& t = tensors[i];
+      t = scalecom_tensor{};
+      t.elements = ctx->input(i).NumElements();
+      t.chunk_size = t.chunk_keep = t.tail_keep = t.offset_bytes = 1;
+      t.gradient = Bytes(ctx->input(i));
+    }
+    Residuals residuals;
+    if (compensated_) {
+      OP_REQUIRES_OK(ctx, residuals.Lock(ctx, &device, /*to_write=*/false, &tensors));
+    }
+    for (int begin = 0, end; begin < size(); begin = end) {
+      for (end = begin; end < size() && types_[end] == types_[begin]; ++end) {
       }
-      OP_REQUIRES_OK(ctx, ToStatus(device.Check({&tensors[begin], end - begin, TypeOf(type)},
-                                                static_cast<uint32_t*>(nonfinite->data())),
+      const List list{&tensors[begin], end - begin, TypeOf(types_[begin]),
+                      std::numeric_limits<float>::infinity()};
+      OP_REQUIRES_OK(ctx, ToStatus(device.Check(list, static_cast<uint32_t*>(nonfinite->data())),
                                    "check for finite values"));
     }
   }
+
+ private:
+  int size() const { return static_cast<int>(types_.size()); }
+
+  std::vector<DataType> types_;
+  bool compensated_ = false;
 };
 
 template <typename Device>
 class GatherKernel : public LayoutKernel<Device> {
  public:
   explicit GatherKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
-    OP_REQUIRES_OK(ctx, wire_.Read(ctx));
+    OP_REQUIRES_OK(ctx, wire_.Read(ctx, this->size()));
   }
 
  protected:
@@ -220,11 +258,11 @@ class GatherKernel : public LayoutKernel<Device> {
       tensors[i].values = Bytes(*values) + wire_.bytes * packing.first_kept[i];
     }
     TF_RETURN_IF_ERROR(
-        ToStatus(device->WriteFlag(static_cast<const uint32_t*>(nonfinite.data()), wire_,
+        ToStatus(device->WriteFlag(static_cast<const uint32_t*>(nonfinite.data()), wire_.type,
                                    Bytes(*values) + wire_.bytes * packing.kept),
                  "write the finite flag"));
-    return this->ForEachType(tensors, [&](const List& list) {
-      return ToStatus(device->Gather(list, wire_), "gather values");
+    return this->ForEachRun(tensors, wire_.limits, [&](const List& list) {
+      return ToStatus(device->Gather(list, wire_.type), "gather values");
     });
   }
 
@@ -236,7 +274,7 @@ template <typename Device>
 class UpdateKernel : public LayoutKernel<Device> {
  public:
   explicit UpdateKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
-    OP_REQUIRES_OK(ctx, wire_.Read(ctx));
+    OP_REQUIRES_OK(ctx, wire_.Read(ctx, this->size()));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("beta", &beta_));
     OP_REQUIRES(ctx, beta_ > 0 && beta_ <= 1,
                 absl::InvalidArgumentError(
@@ -271,8 +309,8 @@ class UpdateKernel : public LayoutKernel<Device> {
     for (int i = 0; i < count; ++i) {
       tensors[i].reduced = Bytes(reduced) + wire_.bytes * packing.first_kept[i];
     }
-    return this->ForEachType(tensors, [&](const List& list) {
-      return ToStatus(device->Apply(list, wire_, beta_), "apply the update");
+    return this->ForEachRun(tensors, wire_.limits, [&](const List& list) {
+      return ToStatus(device->Apply(list, wire_.type, beta_), "apply the update");
     });
   }
 

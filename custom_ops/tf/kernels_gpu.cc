@@ -37,7 +37,7 @@ class Gpu : public CudaDevice {
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU) __VA_ARGS__, kernel<Gpu>)
 
 REGISTER("ScalecomSelect", SelectKernel, .HostMemory("residuals"));
-REGISTER("ScalecomAnyNonfinite", AnyNonfiniteKernel);
+REGISTER("ScalecomAnyNonfinite", AnyNonfiniteKernel, .HostMemory("residuals"));
 REGISTER("ScalecomGather", GatherKernel, .HostMemory("residuals"));
 REGISTER("ScalecomUpdate", UpdateKernel, .HostMemory("residuals").HostMemory("finite"));
 

@@ -99,10 +99,16 @@ group is little-endian and padded with zeros to whole words.
 
 REGISTER_OP("ScalecomAnyNonfinite")
     .Input("gradients: Ts")
+    .Input("residuals: N * resource")
     .Output("nonfinite: uint32")
     .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
+    .Attr("N: int >= 0")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc("1 if any element is not finite, read as float32; else 0.");
+    .Doc(R"doc(
+1 if any element of residual + gradient is not finite in float32; else 0.
+
+Without residuals (N = 0): of the gradients.
+)doc");
 
 REGISTER_OP("ScalecomGather")
     .Input("gradients: Ts")
@@ -113,7 +119,7 @@ REGISTER_OP("ScalecomGather")
     .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
     .Attr("N: int >= 1")
     .Attr("wire: {float, half, bfloat16}")
-    .Attr("limit: float")
+    .Attr("limits: list(float)")
     .Attr("chunk_size: list(int)")
     .Attr("chunk_keep: list(int)")
     .Attr("tail_keep: list(int)")
@@ -122,8 +128,8 @@ REGISTER_OP("ScalecomGather")
     .Doc(R"doc(
 residual + gradient at the packed offsets, tensor after tensor, in the wire's type; then the flag.
 
-Where finite they are at most `limit` in magnitude. The flag is 0, or infinity if `nonfinite` is
-not 0: its sum over all replicas says whether the gradients of all are finite.
+Where finite, those of tensor i are at most `limits[i]` in magnitude. The flag is 0, or infinity if
+`nonfinite` is not 0: its sum over all replicas says whether what all of them have is finite.
 )doc");
 
 REGISTER_OP("ScalecomUpdate")
@@ -136,7 +142,7 @@ REGISTER_OP("ScalecomUpdate")
     .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
     .Attr("N: int >= 1")
     .Attr("wire: {float, half, bfloat16}")
-    .Attr("limit: float")
+    .Attr("limits: list(float)")
     .Attr("beta: float")
     .Attr("chunk_size: list(int)")
     .Attr("chunk_keep: list(int)")
@@ -148,7 +154,7 @@ REGISTER_OP("ScalecomUpdate")
 Filters the residuals in place and scatters `reduced` into dense outputs.
 
 `reduced` is a sum over what ScalecomGather makes; its last element, the flag, is not read. What
-gather made here is worked out again, so with the same wire and limit.
+gather made here is worked out again, so with the same wire and limits.
 
 Where `finite` is false residuals stay as they are, and the outputs are zeros.
 )doc");

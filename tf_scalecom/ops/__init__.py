@@ -22,15 +22,25 @@ BACKEND_VARIABLE = "TF_SCALECOM_BACKEND"
 
 
 def kernels_for(layout: Layout) -> ModuleType:
-    """The kernels for a layout: `select`, `any_nonfinite`, `gather` and `update`; see `xla`."""
+    """The kernels for a layout: `select`, `any_nonfinite`, `gather` and `update`; see `xla`.
+
+    Raises:
+      ValueError: neither kernels know such a layout.
+    """
     kernels, _ = backend()
-    if kernels is native and not native.supports(layout):
-        _log_once(
-            f"tf_scalecom: chunk_keep above {native.MAX_CHUNK_KEEP} runs on plain TensorFlow "
-            "kernels."
+    if kernels.supports(layout):
+        return kernels
+    if not xla.supports(layout):
+        longest = max((layout.tensors[i] for i in layout.compressed), key=lambda t: t.chunk_size)
+        raise ValueError(
+            "ScaleComOptimizer: expected an exact selection among less than 2^31 elements (native "
+            f"kernels: 2^32); received {longest.path} of {longest.elements}. Take "
+            'selection="chunk", or split the variable.'
         )
-        return xla
-    return kernels
+    _log_once(
+        f"tf_scalecom: chunk_keep above {native.MAX_CHUNK_KEEP} runs on plain TensorFlow kernels."
+    )
+    return xla
 
 
 @functools.cache

@@ -12,12 +12,15 @@ from tensorflow.python.framework import auto_control_deps_utils
 
 from tf_scalecom.layout import Layout
 from tf_scalecom.ops import built
+from tf_scalecom.ops.xla import limits
 
 name = "native"
 
 LIBRARY = pathlib.Path(__file__).with_name("libscalecom_ops.so")
 # Largest `chunk_keep` of the chunk-wise kernels.
 MAX_CHUNK_KEEP = 16
+# Exact selection counts elements in 32 bits.
+MAX_EXACT_ELEMENTS = 2**32 - 1
 
 
 @functools.cache
@@ -32,7 +35,7 @@ def library():
         raise OSError(f"{LIBRARY.name} was not built with the package")
     built.check_tensorflow(LIBRARY)
     loaded = tf.load_op_library(str(LIBRARY))
-    for operation in ("ScalecomSelect", "ScalecomGather"):
+    for operation in ("ScalecomSelect", "ScalecomAnyNonfinite", "ScalecomGather"):
         # Reading a residual needs no place in the sequence of its writes other than after them.
         auto_control_deps_utils.register_read_only_resource_op(operation)
     return loaded
@@ -41,7 +44,10 @@ def library():
 def supports(layout: Layout) -> bool:
     """Whether the kernels cover every compressed tensor of a layout."""
     tensors = (layout.tensors[i] for i in layout.compressed)
-    return all(t.is_exact or t.chunk_keep <= MAX_CHUNK_KEEP for t in tensors)
+    return all(
+        t.elements <= MAX_EXACT_ELEMENTS if t.is_exact else t.chunk_keep <= MAX_CHUNK_KEEP
+        for t in tensors
+    )
 
 
 def select(gradients, residuals, layout):
@@ -49,24 +55,24 @@ def select(gradients, residuals, layout):
     return library().scalecom_select(gradients, _handles(residuals), **_attributes(layout))
 
 
-def any_nonfinite(gradients):
+def any_nonfinite(gradients, residuals=()):
     """As `xla.any_nonfinite`."""
-    return library().scalecom_any_nonfinite(gradients)
+    return library().scalecom_any_nonfinite(gradients, _handles(residuals))
 
 
 def gather(gradients, residuals, words, nonfinite, layout, limit):
     """As `xla.gather`."""
     return library().scalecom_gather(
-        gradients, _handles(residuals), words, nonfinite, wire=layout.value_dtype, limit=limit,
-        **_attributes(layout),
+        gradients, _handles(residuals), words, nonfinite, wire=layout.value_dtype,
+        limits=limits(layout, limit), **_attributes(layout),
     )
 
 
 def update(gradients, residuals, words, reduced, finite, layout, limit):
     """As `xla.update`."""
     return library().scalecom_update(
-        gradients, _handles(residuals), words, reduced, finite, limit=limit, beta=layout.beta,
-        **_attributes(layout),
+        gradients, _handles(residuals), words, reduced, finite, limits=limits(layout, limit),
+        beta=layout.beta, **_attributes(layout),
     )
 
 

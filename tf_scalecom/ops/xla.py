@@ -1,7 +1,8 @@
 """The kernels of CLT-k in plain TensorFlow operations: static shapes, compilable by XLA.
 
 The twin of the native kernels, for devices that those do not know (TPU) and machines without the
-library. It selects the same elements to the offset, and gives the same values.
+library. It selects the same elements to the offset, and gives the same values. Subnormal numbers
+are zeros in both, as TensorFlow's threads have it.
 
 Every function works on one replica's compressed tensors: `gradients` in their own shape and dtype,
 `residuals` as float32 variables of the same shapes, in the order of `Layout.compressed`.
@@ -9,9 +10,10 @@ Every function works on one replica's compressed tensors: `gradients` in their o
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.layout import Layout, TensorLayout
+from tf_scalecom.layout import MAX_CHUNK_SIZE, Layout, TensorLayout
 
 name = "xla"
 
@@ -46,9 +48,19 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all(checks) if checks else tf.constant(True)
 
 
-def any_nonfinite(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Whether an element of these float tensors is not finite, for `gather`: uint32 0 or 1."""
-    return tf.where(all_finite(gradients), tf.constant(0, tf.uint32), tf.constant(1, tf.uint32))
+def any_nonfinite(
+    gradients: Sequence[tf.Tensor], residuals: Sequence[tf.Variable] = ()
+) -> tf.Tensor:
+    """Whether an element of residual + gradient is not finite in float32, for `gather`.
+
+    Without residuals: of the gradients.
+
+    Returns:
+      uint32 0 or 1.
+    """
+    compensated = map(_compensated, gradients, residuals) if residuals else map(_flat, gradients)
+    finite = all_finite(list(compensated))
+    return tf.where(finite, tf.constant(0, tf.uint32), tf.constant(1, tf.uint32))
 
 
 def gather(
@@ -57,7 +69,7 @@ def gather(
     words: tf.Tensor,
     nonfinite: tf.Tensor,
     layout: Layout,
-    limit: float,
+    limit: float | Sequence[float],
 ) -> tf.Tensor:
     """What this replica sends: the selected values of all tensors, and the finite flag.
 
@@ -65,19 +77,16 @@ def gather(
       gradients: this replica's.
       residuals: its residuals.
       words: offsets, from the leader's `select`.
-      nonfinite: from `any_nonfinite`, of these gradients.
+      nonfinite: from `any_nonfinite`, of these gradients and residuals.
       layout: the plan.
       limit: finite values saturate there, as they do at the end of the wire's range. A number of
-        the wire's dtype; infinity for none.
+        the wire's dtype, for all tensors or one for each; infinity for none.
 
     Returns:
       [layout.kept + 1] in the dtype of the wire. The last is the flag: 0 or, if `nonfinite`,
-      infinity, so that a sum says whether the gradients of all replicas are finite.
+      infinity, so that a sum says whether residual + gradient is finite on all replicas.
     """
-    values = [
-        _selected(*tensor, layout.value_dtype, limit)
-        for tensor in zip(gradients, residuals, flat_indices(words, layout), strict=True)
-    ]
+    values = _sent(gradients, residuals, flat_indices(words, layout), layout, limit)
     flag = tf.where(tf.equal(nonfinite, 0), 0.0, float("inf"))
     return tf.concat([*values, tf.cast(flag, layout.value_dtype)[tf.newaxis]], axis=0)
 
@@ -89,7 +98,7 @@ def update(
     reduced: tf.Tensor,
     finite: tf.Tensor,
     layout: Layout,
-    limit: float,
+    limit: float | Sequence[float],
 ) -> list[tf.Tensor]:
     """Filters the residuals in place, if `finite`, and scatters the sums.
 
@@ -110,10 +119,7 @@ def update(
     """
     indices = flat_indices(words, layout)
     # Not in the cond: a compiler may take a cast to the wire's dtype and back for none at all.
-    sent = [
-        _selected(*tensor, layout.value_dtype, limit)
-        for tensor in zip(gradients, residuals, indices, strict=True)
-    ]
+    sent = _sent(gradients, residuals, indices, layout, limit)
 
     def keep_unsent():
         for gradient, residual, i, s in zip(gradients, residuals, indices, sent, strict=True):
@@ -136,7 +142,8 @@ def low_pass_filter(residual, gradient, indices, sent, beta) -> tf.Tensor:
       beta: in (0, 1].
 
     Returns:
-      float32 [elements]: m + beta g off I, (1 - beta) m + beta (m + g - s) on I.
+      float32 [elements]: m + beta g off I, (1 - beta) m + beta (m + g - s) on I. 1 - beta is the
+      difference of float32 numbers.
     """
     compensated = residual + gradient
     unsent = tf.gather(compensated, indices) - tf.cast(sent, tf.float32)
@@ -144,7 +151,8 @@ def low_pass_filter(residual, gradient, indices, sent, beta) -> tf.Tensor:
         off, on = compensated, unsent
     else:
         off = residual + beta * gradient
-        on = (1 - beta) * tf.gather(residual, indices) + beta * unsent
+        forget = np.float32(1) - np.float32(beta)
+        on = forget * tf.gather(residual, indices) + beta * unsent
     return tf.tensor_scatter_nd_update(off, indices[:, tf.newaxis], on)
 
 
@@ -202,6 +210,16 @@ def flat_indices(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
     return indices
 
 
+def limits(layout: Layout, limit: float | Sequence[float]) -> list[float]:
+    """One limit per compressed tensor of `layout`."""
+    return np.broadcast_to(limit, len(layout.compressed)).tolist()
+
+
+def supports(layout: Layout) -> bool:
+    """Whether these kernels cover every compressed tensor of a layout."""
+    return all(t.chunk_size <= MAX_CHUNK_SIZE for t in _tensors(layout))
+
+
 def _offsets(compensated: tf.Tensor, tensor: TensorLayout) -> tf.Tensor:
     magnitude = tf.abs(compensated)
     if tensor.is_exact:
@@ -220,6 +238,12 @@ def _largest(chunks: tf.Tensor, keep: int) -> tf.Tensor:
     if keep == 1:
         return tf.argmax(chunks, axis=1, output_type=tf.int32)
     return tf.reshape(tf.math.top_k(chunks, keep).indices, [-1])
+
+
+def _sent(gradients, residuals, indices, layout, limit) -> list[tf.Tensor]:
+    """All tensors' values at `indices`, as they travel."""
+    tensors = zip(gradients, residuals, indices, limits(layout, limit), strict=True)
+    return [_selected(g, m, i, layout.value_dtype, most) for g, m, i, most in tensors]
 
 
 def _selected(gradient, residual, indices, dtype: str, limit: float) -> tf.Tensor:

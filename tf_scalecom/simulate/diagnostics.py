@@ -35,9 +35,9 @@ def cosine_distance(residuals: Sequence[Sequence[tf.Variable]]) -> float:
 
 
 def contraction(compensated: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor]) -> float:
-    """|x - reduced|^2 / |x|^2: the share that one step leaves for later."""
+    """|x - reduced|^2 / |x|^2: the share that one step leaves for later; 0 of nothing."""
     left = sum(_squares((x - g).numpy()) for x, g in zip(compensated, reduced, strict=True))
-    return left / sum(_squares(x.numpy()) for x in compensated)
+    return _share(left, sum(_squares(x.numpy()) for x in compensated))
 
 
 def build_up(reduced: Sequence[tf.Tensor], layout: Layout) -> float:
@@ -77,6 +77,8 @@ class SelectionQuality:
           gamma0: the contraction of the exact top-k.
           contraction_bound: sum over variables of (h + (1 - h) gamma0) |x|^2, over |x|^2, with
             each variable's own Hamming distance h = d/k and gamma0.
+
+          The last two are 0 where x is.
         """
         chosen = _selected(leader_gradients, leader_residuals, layout)
         best = _selected(compensated, self._zeros, exact_layout)
@@ -92,14 +94,18 @@ class SelectionQuality:
             bound += apart / size * squares + (1 - apart / size) * unsent
         return {
             "hamming_distance": different / sizes,
-            "gamma0": left / total,
-            "contraction_bound": bound / total,
+            "gamma0": _share(left, total),
+            "contraction_bound": _share(bound, total),
         }
 
 
 def _selected(gradients, residuals, layout) -> list[np.ndarray]:
     words = ops.kernels_for(layout).select(gradients, residuals, layout)
     return [indices.numpy() for indices in flat_indices(words, layout)]
+
+
+def _share(part: float, total: float) -> float:
+    return part / total if total else 0.0
 
 
 def _squares(values: np.ndarray) -> float:

@@ -40,7 +40,7 @@ class SelectingMethod:
             gradients, self.residuals, layout, step,
             self._communicator(gradients, layout, step),
         )
-        return Reduced(exchanged.gradients[0], exchanged.gradients)
+        return Reduced(exchanged.gradients[0], exchanged.gradients, exchanged.finite[0])
 
     def _communicator(self, gradients, layout, step):
         return ListCommunicator(len(gradients))

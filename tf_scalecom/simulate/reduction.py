@@ -14,10 +14,12 @@ class Reduced(NamedTuple):
     Attributes:
       gradients: [variable], the sum over all learners.
       sent: [learner][variable]: not zero where that learner's element took part.
+      finite: bool scalar. Where false gradients are not to be used.
     """
 
     gradients: list[tf.Tensor]
     sent: list[list[tf.Tensor]]
+    finite: tf.Tensor | bool = True
 
 
 class Method(Protocol):

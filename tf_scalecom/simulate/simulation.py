@@ -33,7 +33,7 @@ BOUNDED_METHODS = ("clt_k", "mean_top_k")
 
 
 class Diverged(ArithmeticError):
-    """The loss is no longer finite."""
+    """The loss is no longer finite, or no longer what the learners exchange."""
 
 
 class Simulation:
@@ -82,10 +82,7 @@ class Simulation:
         batches = [self.task.batch(self._order.indices(self.step, i)) for i in learners]
         loss, gradients = self._gradients(batches)
         if not np.isfinite(loss):
-            raise Diverged(
-                f"Expected a finite loss in step {self.step}; received {loss}. Lower the learning "
-                "rate or lengthen its rise (--learning-rate, --lr-warmup)."
-            )
+            raise self._diverged("loss", loss)
         return loss, gradients
 
     def advance(self, measure: bool = False) -> dict[str, float]:
@@ -96,6 +93,9 @@ class Simulation:
 
         Returns:
           Some of `MEASURES`.
+
+        Raises:
+          Diverged: the loss, or a learner's residual + gradient, is not finite.
         """
         loss, gradients = self.gradients()
         layout = self._schedule.layout(self.step)
@@ -103,6 +103,8 @@ class Simulation:
             gradients = self._add_to_velocities(gradients)
         measured = self._measure_before(gradients, layout) if measure else {}
         reduced = self._reduction(layout)(gradients, tf.constant(self.step, tf.int64))
+        if not reduced.finite:
+            raise self._diverged("sum of residual and gradient", "one that is not")
         if self._velocities:
             self._clear_sent(reduced, layout)
         if measure:
@@ -120,6 +122,12 @@ class Simulation:
             "bytes_sent": sent,
             "bytes_total": self.bytes_total,
         }
+
+    def _diverged(self, what, received) -> Diverged:
+        return Diverged(
+            f"Expected a finite {what} in step {self.step}; received {received}. Lower the "
+            "learning rate or lengthen its rise (--learning-rate, --lr-warmup)."
+        )
 
     def variables(self) -> dict[str, tf.Variable]:
         """All that changes from step to step, by name."""

@@ -95,10 +95,11 @@ int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors, int64_t coun
   return SCALECOM_OK;
 }
 
-int32_t scalecom_gradients_check_cpu(const scalecom_tensor* tensors, int64_t count,
-                                     int32_t gradient_type, uint32_t* nonfinite,
-                                     const scalecom_executor* executor) {
-  if (!tensors_valid(tensors, count, kGradient, gradient_type) || !pointer_valid(nonfinite, 4)) {
+int32_t scalecom_compensated_check_cpu(const scalecom_tensor* tensors, int64_t count,
+                                       int32_t gradient_type, uint32_t* nonfinite,
+                                       const scalecom_executor* executor) {
+  if (!tensors_valid(tensors, count, kGradient | kResidualOrNull, gradient_type) ||
+      !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   const auto check = kernels().check[gradient_type];

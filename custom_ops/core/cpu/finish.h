@@ -123,24 +123,35 @@ void scatter(const scalecom_tensor& t, int64_t begin, int64_t end, const FinishO
   if (options.stream) Simd::stream_fence();
 }
 
+// Whether `load(i)` is finite for all i in [begin, end); load_first(i, n) loads only n elements.
+template <typename Load, typename LoadFirst>
+inline bool any_nonfinite(int64_t begin, int64_t end, Load load, LoadFirst load_first) {
+  // Both halves at once: memory serves several streams faster than one.
+  const int64_t half = (end - begin) / (2 * Simd::kLanes) * Simd::kLanes;
+  Simd::Key highest = Simd::splat(0);
+  int64_t i = begin;
+  for (; i < begin + half; i += Simd::kLanes) {
+    highest = Simd::max(highest, Simd::max(Simd::key(load(i)), Simd::key(load(i + half))));
+  }
+  for (i += half; i + Simd::kLanes <= end; i += Simd::kLanes) {
+    highest = Simd::max(highest, Simd::key(load(i)));
+  }
+  if (i < end) highest = Simd::max(highest, Simd::key(load_first(i, end - i)));
+  return Simd::reduce_max(highest) >= kInfinityKey;
+}
+
 template <typename T>
 bool check(const scalecom_tensor& t, int64_t begin, int64_t end) {
-  // Both halves at once: memory serves two streams faster than one.
-  const int64_t half = (end - begin) / (2 * Simd::kLanes) * Simd::kLanes;
-  const T* low = static_cast<const T*>(t.gradient) + begin;
-  const T* high = low + half;
-  const int64_t rest = (end - begin) - half;
-  Simd::Key highest = Simd::splat(0);
-  int64_t i = 0;
-  for (; i < half; i += Simd::kLanes) {
-    highest = Simd::max(highest, Simd::max(Simd::key(Simd::load(low + i)),
-                                           Simd::key(Simd::load(high + i))));
+  const float* m = t.residual;
+  const T* g = static_cast<const T*>(t.gradient);
+  if (m == nullptr) {
+    return any_nonfinite(
+        begin, end, [=](int64_t i) { return Simd::load(g + i); },
+        [=](int64_t i, int64_t n) { return Simd::load_first(g + i, n); });
   }
-  for (; i + Simd::kLanes <= rest; i += Simd::kLanes) {
-    highest = Simd::max(highest, Simd::key(Simd::load(high + i)));
-  }
-  if (i < rest) {
-    highest = Simd::max(highest, Simd::key(Simd::load_first(high + i, rest - i)));
-  }
-  return Simd::reduce_max(highest) >= kInfinityKey;
+  return any_nonfinite(
+      begin, end, [=](int64_t i) { return Simd::add(Simd::load(m + i), Simd::load(g + i)); },
+      [=](int64_t i, int64_t n) {
+        return Simd::add(Simd::load_first(m + i, n), Simd::load_first(g + i, n));
+      });
 }

@@ -27,7 +27,7 @@ struct Kernels {
   const char* isa;
   // Offsets of the largest |p| of chunks [begin, end).
   bool (*select[4])(const scalecom_tensor&, int64_t begin, int64_t end);
-  // Is a gradient not finite?
+  // Is a p, or without a residual a gradient, not finite?
   bool (*check[4])(const scalecom_tensor&, int64_t begin, int64_t end);
   // Updates of the residual and of the output; begin is a multiple of kBlock.
   void (*filter[4])(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);

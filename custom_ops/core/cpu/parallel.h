@@ -2,31 +2,15 @@
 #ifndef SCALECOM_CORE_CPU_PARALLEL_H_
 #define SCALECOM_CORE_CPU_PARALLEL_H_
 
+#include "core/cpu/float_mode.h"
 #include "core/layout.h"
 #include "scalecom/scalecom.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 namespace scalecom {
 
 // One task touches about a megabyte: enough to hide the cost of starting it.
 constexpr int64_t kTaskElements = int64_t{1} << 17;
 constexpr int64_t kTaskEntries = int64_t{1} << 13;
-
-// Threads of a pool may flush subnormal numbers to zero; a result must not depend on which
-// thread computed it.
-class FloatMode {
- public:
-#if defined(__x86_64__)
-  FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~FloatMode() { _mm_setcsr(saved_); }
-
- private:
-  const unsigned saved_;
-#endif
-};
 
 // Runs function(i) for i in [0, tasks).
 template <typename Function>

@@ -18,18 +18,25 @@ __global__ void __launch_bounds__(kThreads)
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const T* gradient = static_cast<const T*>(t.gradient);
-  const bool aligned = vector_aligned(gradient);
+  const bool compensated = t.residual != nullptr;
+  const bool aligned = vector_aligned(gradient) && vector_aligned(t.residual);
   int32_t highest = 0;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int64_t at = unit.index * kTile + (v * kThreads + threadIdx.x) * kVector;
     if (aligned && at + kVector <= t.elements) {
       const Vector g = load_vector(gradient + at);
+      const Vector m = compensated ? load_vector(t.residual + at) : Vector{};
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) highest = max(highest, key_of(g.lane[i]));
+      for (int i = 0; i < kVector; ++i) {
+        highest = max(highest, key_of(__fadd_rn(m.lane[i], g.lane[i])));
+      }
     } else {
       const int64_t end = minimum(at + kVector, t.elements);
-      for (int64_t e = at; e < end; ++e) highest = max(highest, key_of(to_float(gradient[e])));
+      for (int64_t e = at; e < end; ++e) {
+        const float m = compensated ? t.residual[e] : 0.0f;
+        highest = max(highest, key_of(__fadd_rn(m, to_float(gradient[e]))));
+      }
     }
   }
   raise_flag(nonfinite, highest);
@@ -209,9 +216,11 @@ using namespace scalecom;  // NOLINT: this part of the file is the outside of th
 
 extern "C" {
 
-int32_t scalecom_gradients_check_cuda(const scalecom_tensor* tensors, int64_t count,
-                                      int32_t gradient_type, uint32_t* nonfinite, void* stream) {
-  if (!tensors_valid(tensors, count, kGradient, gradient_type) || !pointer_valid(nonfinite, 4)) {
+int32_t scalecom_compensated_check_cuda(const scalecom_tensor* tensors, int64_t count,
+                                        int32_t gradient_type, uint32_t* nonfinite,
+                                        void* stream) {
+  if (!tensors_valid(tensors, count, kGradient | kResidualOrNull, gradient_type) ||
+      !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   int32_t status = SCALECOM_OK;

@@ -4,9 +4,9 @@
  * (p = residual + gradient, computed in float32):
  *
  *   select   offsets of the k largest |p| in each chunk
- *   check    is everything finite?
+ *   check    is every p finite?
  *   gather   p at those offsets, in the type that travels
- *   flag     one more value to travel: not finite if the gradients are not
+ *   flag     one more value to travel: not finite if a p is not
  *   filter   residual' = residual + beta * gradient                            elsewhere
  *            residual' = (1 - beta) * residual + beta * (p - sent)             where selected
  *   scatter  output = reduced where selected, 0 elsewhere
@@ -19,7 +19,11 @@
  * - Results depend on the inputs alone, never on the number of threads or the
  *   instruction set: equal to the bit.
  * - Arithmetic is float32, each product and each sum rounded on its own (products are
- *   never contracted into fused multiply-adds). 1 - beta is rounded to float32 first.
+ *   never contracted into fused multiply-adds). 1 - beta is beta, rounded to float32, taken from
+ *   1 in float32.
+ * - Subnormal float32 numbers are zeros, as operands and as results, whatever the calling thread's
+ *   mode: what TensorFlow's threads make of them. (On processors other than x86-64 it is the
+ *   calling threads' mode that counts.)
  * - Ties go to the lowest offset. -0 and +0 are equal.
  * - Order: chunk after chunk; within a chunk by decreasing |p|, ties by offset.
  *   (Exact selection: by increasing index.)
@@ -142,10 +146,10 @@ SCALECOM_API int32_t scalecom_indices_select_cpu(const scalecom_tensor* tensors,
                                                  void* workspace, int64_t workspace_bytes,
                                                  const scalecom_executor* executor);
 
-/* Reads gradient alone; flags as above a gradient that is not finite in float32. */
-SCALECOM_API int32_t scalecom_gradients_check_cpu(const scalecom_tensor* tensors, int64_t count,
-                                                  int32_t gradient_type, uint32_t* nonfinite,
-                                                  const scalecom_executor* executor);
+/* Reads gradient, residual; flags a p as select does. A null residual is one of zeros. */
+SCALECOM_API int32_t scalecom_compensated_check_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                    int32_t gradient_type, uint32_t* nonfinite,
+                                                    const scalecom_executor* executor);
 
 /* Reads gradient, residual, offsets; writes values, in wire_type (not FLOAT64). */
 SCALECOM_API int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, int64_t count,

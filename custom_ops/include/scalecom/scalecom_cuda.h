@@ -30,9 +30,9 @@ SCALECOM_API int32_t scalecom_indices_select_cuda(const scalecom_tensor* tensors
                                                   void* workspace, int64_t workspace_bytes,
                                                   void* stream);
 
-SCALECOM_API int32_t scalecom_gradients_check_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                   int32_t gradient_type, uint32_t* nonfinite,
-                                                   void* stream);
+SCALECOM_API int32_t scalecom_compensated_check_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                     int32_t gradient_type, uint32_t* nonfinite,
+                                                     void* stream);
 
 SCALECOM_API int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t count,
                                                  int32_t gradient_type, int32_t wire_type,

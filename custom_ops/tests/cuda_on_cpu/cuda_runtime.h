@@ -20,6 +20,8 @@
 #include <random>
 #include <vector>
 
+#include "core/cpu/float_mode.h"
+
 #define __global__
 #define __device__
 #define __shared__ static
@@ -167,6 +169,7 @@ namespace scalecom {
 template <typename... Parameters, typename... Arguments>
 void start_kernel(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, void*,
                   const Arguments&... arguments) {
+  const FloatMode as_compiled_for_the_gpu;
   const std::function<void()> body = [&] { kernel(arguments...); };
   for (unsigned i = 0; i < blocks; ++i) emulator::run_block(i, static_cast<int>(threads), body);
 }
