@@ -9,7 +9,7 @@ import time
 import pytest
 import tensorflow as tf
 
-from tf_scalecom import meeting
+from tf_scalecom import cluster, meeting
 from tf_scalecom.cluster import Cluster, find_cluster, parse_tf_config, wait_for_peers
 
 
@@ -245,6 +245,23 @@ def test_a_process_that_is_another_task_than_its_address_says_is_named():
         first = meeting.Meeting("worker 0", workers, lambda address: (address, 0))
         first._hear(words, expected)
         assert first.complaint == complaint
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "may_be_one"),
+    [
+        ("node-1:2222", "node-1.cluster.local:2222", True),
+        ("node-1:2222", "10.0.0.1:2222", True),
+        ("0.0.0.0:2222", "node-1:2222", True),
+        ("localhost:2222", "10.0.0.1:2222", True),
+        ("node-1:2222", "node-2:2222", False),
+        ("node-1:2222", "node-1:2223", False),
+        ("10.0.0.1:2222", "10.0.0.2:2222", False),
+    ],
+)
+def test_a_machine_may_be_known_by_a_name_and_a_number(here, there, may_be_one):
+    first = meeting.Meeting("worker 0", {"worker 0": here}, cluster._place)
+    assert first._differ({"worker 0": there}) != may_be_one
 
 
 @pytest.mark.parametrize("says", [b"", b"\0\0\0 HTTP/2 settings", b"{}\n", b'{"half', None])

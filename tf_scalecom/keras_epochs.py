@@ -296,7 +296,8 @@ class DistributedDataset(_EndsWithLastWorker, input_lib.DistributedDataset):
         shared_order.begin_at(adapter, epoch)
         if isinstance(adapter, PyDatasetAdapter):
             # Its `on_epoch_end` may have drawn an order since it was built.
-            warn_unless_alike(adapter.py_dataset[0], self._strategy.extended.workers, "fit")
+            batch = None if adapter.num_batches == 0 else adapter.py_dataset[0]
+            warn_unless_alike(batch, self._strategy.extended.workers, "fit")
 
 
 class DistributedDatasetsFromFunction(

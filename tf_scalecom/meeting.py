@@ -10,6 +10,7 @@ version of this package) has answered, and nothing is known of it.
 """
 
 import contextlib
+import ipaddress
 import json
 import socket
 import threading
@@ -19,6 +20,8 @@ from collections.abc import Callable, Mapping
 from tf_scalecom.agreement import differences
 
 _NAME = "tf_scalecom worker"
+# What a machine may call itself.
+_OWN = {"localhost", "0.0.0.0", "::"}
 _WORD_SECONDS = 1.0
 _STAY_SECONDS = 3.0
 _SHOWN = 5
@@ -105,9 +108,25 @@ class Meeting:
         )
 
     def _same_place(self, one, other):
+        """Whether two addresses may be one; which worker answers there is compared besides."""
         (host, port), (other_host, other_port) = self._place_of(one), self._place_of(other)
-        # A worker may call itself localhost.
-        return port == other_port and (host == other_host or "localhost" in (host, other_host))
+        if port != other_port:
+            return False
+        # A worker may call itself localhost, and one machine may know a name, short or full, where
+        # another knows a number.
+        if not _OWN.isdisjoint({host, other_host}) or _is_number(host) != _is_number(other_host):
+            return True
+        if _is_number(host):
+            return host == other_host
+        return host.partition(".")[0] == other_host.partition(".")[0]
+
+
+def _is_number(host):
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _receive(connection):
