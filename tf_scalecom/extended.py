@@ -269,7 +269,11 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             loss_scaling = fn.__self__
             warning = _skip_warnings.setdefault(loss_scaling, SkipWarning(_SKIP_ADVICE))
             step = loss_scaling.iterations  # loss scaling's skipped steps do not count there
-            tf.cond(result, lambda: None, lambda: warning.count(step, next_step=step))
+
+            def skipped():
+                warning.count(step, next_step=step)
+
+            tf.cond(result, lambda: None, skipped)
         return result
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):

@@ -41,7 +41,9 @@ def _defer_if_impossible(model):
 
 def _say_batch_size(model, batch):
     fixed = {tensor.shape[0] for tensor in getattr(model, "inputs", None) or ()} - {None}
-    shares = {value.shape[0] for value in tf.nest.flatten(batch) if value.shape.rank} - {None}
+    # Of `train_on_batch` they may be arrays, numbers or nothing.
+    shapes = [tuple(getattr(value, "shape", ())) for value in tf.nest.flatten(batch)]
+    shares = {shape[0] for shape in shapes if shape} - {None}
     if fixed and shares and not fixed & shares:
         logging.warning(
             "tf_scalecom: expected a model for any batch size, or for a replica's share of the "
