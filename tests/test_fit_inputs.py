@@ -1,5 +1,9 @@
 """Whatever `fit`, `evaluate` and `predict` take as data, on several workers as on one."""
 
+import multiprocessing
+import signal
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -464,3 +468,18 @@ def test_predictions_that_do_not_fit_together_are_refused(cluster):
         assert "expected tensors that differ between replicas along the gathered axis" in widths
         assert "expected dense tensors" in rows and "RaggedTensor" in rows
         assert "expected dense tensors of one dimension" in total
+
+
+def end_a_forked_process(strategy):
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    process.terminate()
+    process.join(20)
+    code = process.exitcode
+    process.kill()
+    return code
+
+
+def test_forked_processes_end_when_they_are_told_to(cluster):
+    """Or a worker waits for those that read a `PyDataset` for ever, at its own end."""
+    assert cluster(2).run(end_a_forked_process) == [-signal.SIGTERM] * 2

@@ -211,12 +211,18 @@ def fixed_batch_sizes(strategy):
             data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
             model.fit(data, verbose=0)
         said.append([line for line in lines if "share of the batch" in line])
-    return said
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])  # Keras takes its inputs from the data
+        model.compile("sgd", "mse")
+    with warnings_logged() as lines:
+        for batch in (BATCH, BATCH // 2):
+            model.fit(X, Y, batch_size=batch, verbose=0)
+    return [*said, [line for line in lines if "share of the batch" in line]]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_fixed_batch_size_is_that_of_a_replicas_share(cluster, workers):
-    for of_batch, of_share in cluster(workers).run(fixed_batch_sizes):
-        assert of_share == [] and len(of_batch) == (workers > 1)
+    for of_batch, of_share, of_data in cluster(workers).run(fixed_batch_sizes):
+        assert of_share == of_data == [] and len(of_batch) == (workers > 1)
         assert all("3 rows; received one with an Input for 6." in line for line in of_batch)
         assert all("Input(batch_size=3)" in line for line in of_batch)

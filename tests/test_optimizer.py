@@ -501,6 +501,7 @@ BAD_ARGUMENTS = {
     "ratio_beyond_floats": (dict(compression_ratio=10**400), "compression_ratio.*number >= 1"),
     "ratio_true": (dict(compression_ratio=True), "compression_ratio.*number >= 1.*True"),
     "ratio_nan": (dict(compression_ratio=float("nan")), "compression_ratio"),
+    "ratio_tensor": (dict(compression_ratio=tf.constant(5.0)), "compression_ratio.*number >= 1"),
     "ratio_word": (dict(compression_ratio="high"), "compression_ratio.*'high'"),
     "ratio_empty": (dict(compression_ratio={}), "compression_ratio"),
     "ratio_in_dict": (dict(compression_ratio={"kernel": 0}), r"compression_ratio\['kernel'\]"),
@@ -526,6 +527,15 @@ def test_bad_arguments_are_named(name):
     arguments, message = BAD_ARGUMENTS[name]
     with pytest.raises(ValueError, match=message):
         sc.ScaleComOptimizer(SGD(0.1), **arguments)
+
+
+def test_numbers_of_numpy_are_numbers():
+    optimizer = sc.ScaleComOptimizer(
+        SGD(0.1), compression_ratio=np.float32(25), beta=np.float64(0.5), chunk_keep=np.int64(2)
+    )
+    config = optimizer.get_config()
+    assert (config["compression_ratio"], config["beta"], config["chunk_keep"]) == (25, 0.5, 2)
+    assert type(config["compression_ratio"]) is float and type(config["chunk_keep"]) is int
 
 
 @pytest.mark.parametrize(

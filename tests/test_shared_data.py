@@ -12,7 +12,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 import tf_scalecom as sc
 from tf_scalecom import shared_order, shared_seed
-from tf_scalecom.alike_data import all_read_all, in_one_order
+from tf_scalecom.alike_data import all_read_all, draws_values, in_one_order
 from tf_scalecom.launcher import SEED_VARIABLE
 
 SAMPLES, BATCH = 44, 8  # six batches, the last one a part of one
@@ -241,6 +241,18 @@ def compare(strategy):
 
 def test_batches_of_any_structure_are_compared(cluster):
     assert cluster(2).run(compare) == [[0, 1, 1, 1, 0, 1]] * 2
+
+
+def test_an_augmentation_says_nothing_of_the_order():
+    images = tf.data.Dataset.from_tensor_slices(np.ones((4, 2, 2, 1), np.float32)).shuffle(4)
+    assert not draws_values(images.batch(2))
+    assert draws_values(images.map(tf.image.random_flip_left_right).batch(2))
+    assert draws_values(images.map(lambda x: tf.image.stateless_random_crop(x, (1, 1, 1), (1, 2))))
+    generator = tf.random.Generator.from_seed(1)
+    assert draws_values(images.map(lambda x: x + generator.normal([])))
+    # An order is no value: so Keras shuffles arrays where there is a seed.
+    order = tf.data.Dataset.from_tensors(tf.range(4)).map(tf.random.shuffle)
+    assert not draws_values(order)
 
 
 def test_files_that_are_shared_out_need_no_common_order(tmp_path):

@@ -7,6 +7,7 @@ What tells is the first batch.
 
 import hashlib
 import warnings
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +15,24 @@ import tensorflow as tf
 from tf_scalecom.workers import Workers
 
 _READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
+# Not RandomShuffle, which draws an order.
+_DRAWS = (
+    "RandomUniform",
+    "RandomStandardNormal",
+    "RandomGamma",
+    "RandomPoisson",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+    "Multinomial",
+    "StatelessRandom",
+    "StatelessTruncatedNormal",
+    "StatelessMultinomial",
+    "StatefulUniform",
+    "StatefulStandardNormal",
+    "StatefulTruncatedNormal",
+    "RngReadAndSkip",
+    "SampleDistortedBoundingBox",
+)
 _POLICY = tf.data.experimental.AutoShardPolicy
 
 
@@ -38,11 +57,12 @@ def warn_unless_alike(batch, workers: Workers, call: str) -> bool:
         warnings.warn(
             f"{call}: expected the same first batch on all workers, as each takes its part of "
             f"every batch, received another one than on {workers.names[0]} on "
-            f"{', '.join(others)}. Some samples are then used twice and others not at all. If an "
-            "order is drawn at random, give it a seed: keras.utils.set_random_seed(1) at the start "
-            "of the program, dataset.shuffle(n, seed=1), np.random.default_rng(1). Sort what comes "
-            "from a set or os.listdir. If each worker has data of its own, pass "
-            "strategy.distribute_datasets_from_function(...).",
+            f"{', '.join(others)}. If their orders differ, some samples are used twice and others "
+            "not at all: give an order that is drawn at random a seed, np.random.default_rng(1), "
+            "dataset.shuffle(n, seed=1) or keras.utils.set_random_seed(1); sort what comes from a "
+            "set or os.listdir. If each worker has data of its own, pass "
+            "strategy.distribute_datasets_from_function(...). If it is an augmentation alone that "
+            "differs, all is well.",
             stacklevel=2,
         )
     return None not in digests
@@ -63,16 +83,28 @@ def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
+def draws_values(dataset: tf.data.Dataset) -> bool:
+    """Whether a function of a dataset draws numbers at random, as for an augmentation.
+
+    Each worker may draw its own: that its batches differ says nothing of their order.
+    """
+    return any(name.startswith(_DRAWS) for name in _operations(dataset))
+
+
 def _reads_files(dataset):
     """Whether a dataset is made of files, as TensorFlow sees it (auto_shard.cc)."""
-    operations = [type(dataset).__name__]
+    return any(name.startswith(_READERS) for name in _operations(dataset))
+
+
+def _operations(dataset) -> Iterator[str]:
+    """Names of what a dataset is made of: datasets, and operations in their functions."""
+    yield type(dataset).__name__
     for function in dataset._functions():
         graph = function.function.graph.as_graph_def()
-        operations += [node.op for node in graph.node]
-        operations += [node.op for f in graph.library.function for node in f.node_def]
-    return any(name.startswith(_READERS) for name in operations) or any(
-        map(_reads_files, dataset._inputs())
-    )
+        yield from (node.op for node in graph.node)
+        yield from (node.op for f in graph.library.function for node in f.node_def)
+    for source in dataset._inputs():
+        yield from _operations(source)
 
 
 def _digest(batch):

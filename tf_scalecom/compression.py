@@ -1,6 +1,7 @@
 """The user's compression arguments: checked, and turned into a `Layout` for a list of variables."""
 
 import math
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 
@@ -101,7 +102,7 @@ def _grown(ratio, growth):
 
 def _check_ratio(ratio):
     expected = 'a number >= 1, "auto", or a dict {regex of variable paths: number >= 1}'
-    if ratio == "auto":
+    if isinstance(ratio, str) and ratio == "auto":
         return ratio
     if isinstance(ratio, Mapping):
         if not ratio:
@@ -116,10 +117,10 @@ def _check_ratio(ratio):
 
 
 def _check_number(name, value, expected, is_valid):
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not _is_finite(value) or not is_valid(value):
         _refuse(name, value, expected, "Correct the argument.")
-    return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _is_finite(number) -> bool:
@@ -130,13 +131,14 @@ def _is_finite(number) -> bool:
 
 
 def _check_int(name, value, minimum):
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < minimum:
         _refuse(name, value, f"an integer >= {minimum}", "Correct the argument.")
-    return value
+    return int(value)
 
 
 def _check_choice(name, value, choices):
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         _refuse(name, value, f"one of {', '.join(map(repr, choices))}", "Choose one of them.")
     return value
 

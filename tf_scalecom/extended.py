@@ -22,6 +22,7 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 from tf_scalecom import (
     cache_files,
     empty_batches,
+    forked_processes,
     gradient_sets,
     keras_epochs,
     keras_hooks,
@@ -106,6 +107,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         super()._initialize_multi_worker(cluster_resolver)
         self._install_cross_device_ops()
         model_files.install()
+        forked_processes.obey_sigterm()
         (launcher,) = self._host_cross_device_ops._launchers
         self.data_end = DataEnd(self._num_replicas_in_sync, launcher._device)
         self.workers.require_alike(

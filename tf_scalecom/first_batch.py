@@ -1,10 +1,15 @@
 """What can be wrong when Keras builds a model of the strategy for its first batch."""
 
+import weakref
+
 import keras
 import tensorflow as tf
 from absl import logging
 
 _STEPS = ("train_step", "test_step")
+
+# Models that have been looked at: their inputs may have sizes that Keras took from data since.
+_seen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def prepare_to_build(model: keras.Model, batch, strategy: tf.distribute.Strategy) -> None:
@@ -17,8 +22,10 @@ def prepare_to_build(model: keras.Model, batch, strategy: tf.distribute.Strategy
     """
     if any(getattr(type(model), step) is not getattr(keras.Model, step) for step in _STEPS):
         _defer_if_impossible(model)
-    if strategy.num_replicas_in_sync > 1:
-        _say_batch_size(model, batch)
+    if strategy.num_replicas_in_sync > 1 and model not in _seen:
+        _seen.add(model)
+        if model.built:
+            _say_batch_size(model, batch)
 
 
 def _defer_if_impossible(model):

@@ -27,7 +27,7 @@ from tf_scalecom.agreement import (
     describe_variables,
     require_same_iterations,
 )
-from tf_scalecom.alike_data import all_read_all, warn_unless_alike
+from tf_scalecom.alike_data import all_read_all, draws_values, warn_unless_alike
 from tf_scalecom.one_writer import one_writer_per_file
 from tf_scalecom.stop_together import stop_together
 from tf_scalecom.workers import Workers
@@ -285,7 +285,7 @@ class DistributedDataset(_EndsWithLastWorker, input_lib.DistributedDataset):
             # thread would still fetch ahead while another begins the epoch.
             warn_unless_alike(adapter._first_batches[0], workers, call)
             return iter(adapter._first_batches[:1])
-        if all_read_all(self._original_dataset):
+        if all_read_all(self._original_dataset) and not draws_values(self._original_dataset):
             # Before it is shared out, in place of after it, so that nothing is read twice.
             first = next(iter(self._original_dataset), None)
             if warn_unless_alike(first, workers, call):
