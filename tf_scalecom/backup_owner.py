@@ -25,6 +25,7 @@ TOUCH_SECONDS = 4.0
 # Several touches: a busy machine or file system may hold one up.
 TAKEOVER_SECONDS = 20.0
 _LOOK_SECONDS = 0.5
+_ATTEMPTS = 100
 
 
 class Owner:
@@ -45,7 +46,11 @@ class Owner:
         Raises:
             OSError: Another process, which lives, has it, or the mark cannot be written.
         """
+        attempts = 0
         while not self._create():
+            attempts += 1
+            if attempts > _ATTEMPTS:  # others come and go, or it is a link to nowhere
+                raise OSError(f"{self._path} can neither be made nor read; delete it")
             before = _touched(self._path)
             found = read(self._path)
             if before is None:
