@@ -103,9 +103,7 @@ class BuildOps(build_ext):
         gxx = [self.compiler.compiler_cxx[0], *lists["COMMON_FLAGS"], *includes]
         # TensorFlow's headers are not ours to lint.
         system_includes = [flag.replace("-I", "-isystem") for flag in compile_flags]
-        ops_gxx = [
-            *gxx, *lists["OPS_FLAGS"], *system_includes, f"-DSCALECOM_TENSORFLOW={version}"
-        ]
+        ops_gxx = [*gxx, *lists["OPS_FLAGS"], *system_includes, f"-DSCALECOM_TENSORFLOW={version}"]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
 
             def compile_all(command, names):

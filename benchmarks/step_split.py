@@ -130,8 +130,13 @@ def filter_share(elements, chunk_size, chunk_keep):
     one, float32, executor = ctypes.c_int64(1), ctypes.c_int32(0), ctypes.c_void_p(None)
     calls = {
         "filter": lambda: core.scalecom_residuals_filter_cpu(
-            ctypes.byref(tensor), one, float32, float32, ctypes.c_float(np.inf),
-            ctypes.c_float(1.0), executor
+            ctypes.byref(tensor),
+            one,
+            float32,
+            float32,
+            ctypes.c_float(np.inf),
+            ctypes.c_float(1.0),
+            executor,
         ),
         "scatter": lambda: core.scalecom_outputs_scatter_cpu(
             ctypes.byref(tensor), one, float32, float32, executor

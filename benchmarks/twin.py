@@ -13,8 +13,8 @@ import time
 
 import tensorflow as tf
 
-from tf_scalecom.layout import Layout, tensor_layout
 from tf_scalecom.ops import native, xla
+from tf_scalecom.wire.layout import Layout, tensor_layout
 
 SELECTIONS = {"1 of 100": dict(chunk_keep=1), "10 of 1000": dict(chunk_keep=10)}
 
@@ -28,9 +28,7 @@ def kernel_calls(kernels, layout, gradient, residual, compiled):
     calls = {
         "select": lambda: kernels.select(gradients, residuals, layout),
         "finite check": lambda: kernels.any_nonfinite(gradients, residuals),
-        "gather": lambda: kernels.gather(
-            gradients, residuals, words, nonfinite, layout, no_limit
-        ),
+        "gather": lambda: kernels.gather(gradients, residuals, words, nonfinite, layout, no_limit),
         "update": lambda: kernels.update(
             gradients, residuals, words, values, tf.constant(True), layout, no_limit
         ),
@@ -72,9 +70,7 @@ def main():
         calls = {
             (kernel, way): call
             for way, (kernels, compiled) in ways.items()
-            for kernel, call in kernel_calls(
-                kernels, layout, gradient, residual, compiled
-            ).items()
+            for kernel, call in kernel_calls(kernels, layout, gradient, residual, compiled).items()
         }
         times = times_in_turn(calls, arguments.rounds)
         kernels = dict.fromkeys(kernel for kernel, _ in calls)
@@ -88,8 +84,7 @@ def main():
             cells = [f"{1e3 * statistics.median(times[kernel, 'native']):.1f}"]
             for way in ("XLA", "plain"):
                 ratios = (
-                    t / n
-                    for t, n in zip(times[kernel, way], times[kernel, "native"], strict=True)
+                    t / n for t, n in zip(times[kernel, way], times[kernel, "native"], strict=True)
                 )
                 cells.append(f"{1e3 * statistics.median(times[kernel, way]):.1f}")
                 cells.append(f"{statistics.median(ratios):.1f}")

@@ -1,7 +1,7 @@
 """`fit` with a `train_step` of one's own: here it mixes pairs of images, and their labels.
 
-    python examples/custom_train_step.py
-    python -m tf_scalecom run -n 2 examples/custom_train_step.py
+python examples/custom_train_step.py
+python -m tf_scalecom run -n 2 examples/custom_train_step.py
 """
 
 import fashion

@@ -1,7 +1,7 @@
 """A training loop of one's own, in this process alone or on many workers.
 
-    python examples/custom_training_loop.py
-    python -m tf_scalecom run -n 2 examples/custom_training_loop.py
+python examples/custom_training_loop.py
+python -m tf_scalecom run -n 2 examples/custom_training_loop.py
 """
 
 import fashion

@@ -1,7 +1,7 @@
 """Keras's `fit`, in this process alone or, unchanged, on many workers.
 
-    python examples/fit.py
-    python -m tf_scalecom run -n 2 examples/fit.py
+python examples/fit.py
+python -m tf_scalecom run -n 2 examples/fit.py
 """
 
 import fashion

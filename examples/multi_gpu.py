@@ -1,6 +1,6 @@
 """One process on all its GPUs; where there is none, on the CPU as two devices.
 
-    python examples/multi_gpu.py
+python examples/multi_gpu.py
 """
 
 import fashion

@@ -5,7 +5,7 @@ import math
 from absl import flags
 from package_files import DATA_FOLDER
 
-from tf_scalecom.compression import WARMUPS, CompressionConfig, check_warmup_steps
+from tf_scalecom.wire.config import WARMUPS, CompressionConfig, check_warmup_steps
 
 flags.disclaim_key_flags()  # a flag is the train.py's that has it defined: --help lists it
 
@@ -27,16 +27,12 @@ def define_flags(**defaults) -> None:
         'Gradient elements per element sent, or "auto" for the per-layer rule. Without it the '
         "inner optimizer runs alone: dense.",
     )
-    define(
-        flags.DEFINE_float, "beta", 1.0, "Low-pass filter of the residual; 1 is plain feedback."
-    )
+    define(flags.DEFINE_float, "beta", 1.0, "Low-pass filter of the residual; 1 is plain feedback.")
     define(
         flags.DEFINE_integer, "chunk_keep", 1, "Elements kept per chunk; 1 is the paper's choice."
     )
     define(flags.DEFINE_integer, "warmup_steps", 0, "Steps at the start in which more is sent.")
-    define(
-        _define_warmup, "warmup", "dense", "What they send: everything, or a share that falls."
-    )
+    define(_define_warmup, "warmup", "dense", "What they send: everything, or a share that falls.")
     flags.register_multi_flags_validator(
         ["compression_ratio", "beta", "chunk_keep", "warmup_steps"], _check_compression
     )

@@ -13,7 +13,7 @@ from absl import flags
 from step_meter import StepMeter
 
 import tf_scalecom as sc
-from tf_scalecom.cluster import find_cluster
+from tf_scalecom.workers.cluster import find_cluster
 
 FLAGS = flags.FLAGS
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tf_scalecom.layout import Layout, tensor_layout
+from tf_scalecom.wire.layout import Layout, tensor_layout
 
 
 @dataclasses.dataclass(frozen=True)

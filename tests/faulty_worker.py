@@ -17,7 +17,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import tf_scalecom as sc
-from tf_scalecom import cluster, extended
+from tf_scalecom import extended
+from tf_scalecom.workers import cluster
 
 START_SECONDS = 5
 # More than TensorFlow's heartbeats and the watchdog's questions (11 s) may go unanswered.

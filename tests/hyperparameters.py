@@ -4,7 +4,7 @@ import math
 import pathlib
 import re
 
-from tf_scalecom.compression import CompressionConfig
+from tf_scalecom.wire.config import CompressionConfig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "models" / "hyperparameters.md").read_text()

@@ -30,12 +30,12 @@ def scalecom_step(
     """One step for one tensor.
 
     Args:
-      residuals, gradients: float32 [replicas, elements].
-      leader: which replica selects.
-      wire: dtype of the values on the wire.
+        residuals, gradients: float32 [replicas, elements].
+        leader: which replica selects.
+        wire: dtype of the values on the wire.
 
     Returns:
-      (reduced gradient [elements], next residuals [replicas, elements], indices [kept]).
+        (reduced gradient [elements], next residuals [replicas, elements], indices [kept]).
     """
     residuals = np.asarray(residuals, np.float32)
     gradients = np.asarray(gradients, np.float32)

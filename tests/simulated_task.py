@@ -20,12 +20,14 @@ class LinearClasses:
 
     def build_model(self):
         layers = keras.layers
-        return keras.Sequential([
-            layers.Input((FEATURES,)),
-            layers.Dense(60, activation="relu"),
-            *(layer() for layer in self._layers),
-            layers.Dense(CLASSES),
-        ])
+        return keras.Sequential(
+            [
+                layers.Input((FEATURES,)),
+                layers.Dense(60, activation="relu"),
+                *(layer() for layer in self._layers),
+                layers.Dense(CLASSES),
+            ]
+        )
 
     def batch(self, indices):
         return self._points[indices], self._labels[indices]

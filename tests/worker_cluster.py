@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from tf_scalecom.local_cluster import LocalCluster, LocalWorker, says_port_taken
-from tf_scalecom.worker_output import last_lines
+from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker, says_port_taken
+from tf_scalecom.launch.worker_output import last_lines
 
 START_SECONDS = 180.0
 _PORT_ATTEMPTS = 3

@@ -9,11 +9,11 @@ import os
 import keras
 from absl import logging
 
-from tf_scalecom import training_state
-from tf_scalecom.backup import BackupError, BackupFolder
-from tf_scalecom.backup_fit import fit_to_backup
-from tf_scalecom.model_description import describe_model
-from tf_scalecom.monitor import CompressionMonitor
+from tf_scalecom.state import training_state
+from tf_scalecom.state.backup import BackupError, BackupFolder
+from tf_scalecom.state.backup_fit import fit_to_backup
+from tf_scalecom.state.model_description import describe_model
+from tf_scalecom.state.monitor import CompressionMonitor
 
 __all__ = ["BackupAndRestore", "CompressionMonitor", "chief_only"]
 

@@ -7,9 +7,10 @@ import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops as tf_cross_device_ops
 from tensorflow.python.distribute import cross_device_utils
 
-from tf_scalecom import algorithm, numpy_memory
-from tf_scalecom.collectives import CollectiveLauncher
-from tf_scalecom.layout import Layout
+from tf_scalecom.fit import numpy_memory
+from tf_scalecom.reduction import clt_k
+from tf_scalecom.wire.layout import Layout
+from tf_scalecom.workers.collectives import CollectiveLauncher
 
 # On import, as it costs nothing where it is not needed: each strategy slices what it shares out.
 numpy_memory.copy_what_others_see()
@@ -30,8 +31,9 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
     calls.
     """
 
-    def __init__(self, devices, group_size, options, collective_keys=None,
-                 canonicalize_devices=True):
+    def __init__(
+        self, devices, group_size, options, collective_keys=None, canonicalize_devices=True
+    ):
         super().__init__(devices, group_size, options, collective_keys, canonicalize_devices)
         group_key = self._collective_keys.get_group_key(self._devices)
         self._launchers = [
@@ -50,8 +52,8 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
         """For `tf.distribute.MirroredStrategy(devices, cross_device_ops=...)`.
 
         Args:
-          devices: names of the devices of this process that train together, in the strategy's
-            order. By default all GPUs or, without one, all CPUs.
+            devices: names of the devices of this process that train together, in the strategy's
+                order. By default all GPUs or, without one, all CPUs.
         """
         if devices is None:
             logical = tf.config.list_logical_devices
@@ -66,21 +68,21 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
         layout: Layout,
         state: Sequence[Sequence[tf.Variable]],
         step: tf.Tensor,
-    ) -> algorithm.Exchanged:
+    ) -> clt_k.Exchanged:
         """Sums gradients over all replicas, those that `layout` says as CLT-k.
 
         Call it in cross-replica context, on all workers in the same step.
 
         Args:
-          gradients: [replica of this process][variable], each in the variable's shape and dtype.
-          layout: the plan for these variables, the same on all workers.
-          state: [replica of this process][compressed variable], the residuals: float32 variables
-            in the variables' shapes. Updated in place.
-          step: integer scalar, the same on all workers; the leader is step mod replicas.
+            gradients: [replica of this process][variable], each in the variable's shape and dtype.
+            layout: the plan for these variables, the same on all workers.
+            state: [replica of this process][compressed variable], the residuals: float32 variables
+                in the variables' shapes. Updated in place.
+            step: integer scalar, the same on all workers; the leader is step mod replicas.
 
         Returns:
-          An `algorithm.Exchanged`: summed gradients, and whether all were finite. If not, the
-          residuals are as before.
+            An `clt_k.Exchanged`: summed gradients, and whether all were finite. If not, the
+            residuals are as before.
         """
         if tf.executing_eagerly() and len(self._launchers) > 1:
             # One thread runs eager operations one by one, and would wait in the first replica's
@@ -95,7 +97,7 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
 
     def _exchange(self, gradients, layout, state, step):
         communicator = CollectiveCommunicator(self)
-        return algorithm.exchange(gradients, state, layout, step, communicator)
+        return clt_k.exchange(gradients, state, layout, step, communicator)
 
     def _all_reduce(self, reduce_op, value, replica_id, options):
         # TensorFlow packs a list into one buffer, which takes one dtype.
@@ -111,7 +113,10 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
 
     def __deepcopy__(self, memo):
         return type(self)(
-            self._devices, self._group_size, self._options, self._collective_keys,
+            self._devices,
+            self._group_size,
+            self._options,
+            self._collective_keys,
             self._canonicalize_devices,
         )
 
@@ -134,9 +139,7 @@ class CollectiveCommunicator:
     def all_reduce(self, tensors):
         ops = self._ops
         sum_ = tf.distribute.ReduceOp.SUM
-        return [
-            ops._all_reduce(sum_, list(ts), i, ops._options) for i, ts in enumerate(tensors)
-        ]
+        return [ops._all_reduce(sum_, list(ts), i, ops._options) for i, ts in enumerate(tensors)]
 
     def broadcast(self, make, leader, size):
         wire = _words_dtype(self._ops._devices[0])

@@ -19,29 +19,27 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
-from tf_scalecom import (
+from tf_scalecom.cross_device_ops import ScaleComAllReduce
+from tf_scalecom.fit import (
     cache_files,
     empty_batches,
-    forked_processes,
-    gradient_sets,
-    keras_epochs,
-    keras_hooks,
+    epochs,
     made_alone,
     made_in_scope,
-    model_files,
-    proxies,
     shared_seed,
 )
-from tf_scalecom import cluster as cluster_lib
-from tf_scalecom.agreement import VARIABLE, path_of_new_variable
-from tf_scalecom.alike_data import in_one_order
-from tf_scalecom.collectives import CARRIED
-from tf_scalecom.cross_device_ops import ScaleComAllReduce
-from tf_scalecom.skip_warning import SkipWarning
-from tf_scalecom.stop_together import DataEnd
+from tf_scalecom.fit.alike_data import in_one_order
+from tf_scalecom.fit.stop_together import DataEnd
+from tf_scalecom.state import model_files
+from tf_scalecom.update import gradient_sets, keras_hooks
+from tf_scalecom.update.skip_warning import SkipWarning
 from tf_scalecom.version import __version__
-from tf_scalecom.watchdog import DEFAULT_SECONDS, Watchdog
-from tf_scalecom.workers import Workers
+from tf_scalecom.workers import cluster as cluster_lib
+from tf_scalecom.workers import forked_processes, proxies
+from tf_scalecom.workers.agreement import VARIABLE, path_of_new_variable
+from tf_scalecom.workers.collectives import CARRIED
+from tf_scalecom.workers.watchdog import DEFAULT_SECONDS, Watchdog
+from tf_scalecom.workers.workers import Workers
 
 # From the meeting of the workers to the start of TensorFlow on all of them.
 _START_SECONDS = 60
@@ -363,7 +361,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             return super()._experimental_distribute_dataset(dataset, options)
         kind = input_lib.DistributedDataset
         if self._num_workers > 1:
-            kind, dataset = keras_epochs.DistributedDataset, in_one_order(dataset)
+            kind, dataset = epochs.DistributedDataset, in_one_order(dataset)
         return kind(
             self._input_workers_with_options(options),
             self._container_strategy(),
@@ -379,7 +377,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         kind = (
             input_lib.DistributedDatasetsFromFunction
             if self._num_workers == 1
-            else keras_epochs.DistributedDatasetsFromFunction
+            else epochs.DistributedDatasetsFromFunction
         )
         return kind(
             self._input_workers_with_options(options),
@@ -392,11 +390,11 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     def _prepared(self, dataset):
         if self._num_workers > 1:
             dataset = cache_files.one_per_worker(dataset, self._id_in_cluster, self._num_workers)
-        return keras_epochs.without_tuner(dataset)
+        return epochs.without_tuner(dataset)
 
     def _iterator_options(self, options):
         on_host = self._local_device_type == "CPU" and len(self.worker_devices) == 1
-        return keras_epochs.PLAIN_ITERATOR if on_host else options
+        return epochs.PLAIN_ITERATOR if on_host else options
 
 
 def _is_per_replica(options):

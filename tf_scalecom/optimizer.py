@@ -10,25 +10,26 @@ import numpy as np
 import tensorflow as tf
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
-from tf_scalecom import hierarchy, keras_hooks, model_files
 from tf_scalecom import ops as kernels
-from tf_scalecom.agreement import VARIABLE, describe_optimizer
-from tf_scalecom.compression import (
+from tf_scalecom.cross_device_ops import BUCKET_BYTES
+from tf_scalecom.fit.made_in_scope import require_optimizer
+from tf_scalecom.state import model_files
+from tf_scalecom.update import hierarchy, keras_hooks
+from tf_scalecom.update.gradient_norm import GradientNorm
+from tf_scalecom.update.residual_reset import ResidualReset
+from tf_scalecom.update.residual_variable import ResidualVariable
+from tf_scalecom.update.skip_warning import SkipWarning
+from tf_scalecom.update.supported import check_inner, check_strategy, check_takes_zeros
+from tf_scalecom.update.update_step import CompressionState, UpdateStep, scalecom_ops
+from tf_scalecom.wire.config import (
     CompressionConfig,
     check_hierarchical,
     check_warmup,
     check_warmup_steps,
 )
-from tf_scalecom.cross_device_ops import BUCKET_BYTES
-from tf_scalecom.gradient_norm import GradientNorm
-from tf_scalecom.made_in_scope import require_optimizer
-from tf_scalecom.report import CompressionReport, compression_report
-from tf_scalecom.residual_reset import ResidualReset
-from tf_scalecom.residual_variable import ResidualVariable
-from tf_scalecom.skip_warning import SkipWarning
-from tf_scalecom.supported import check_inner, check_strategy, check_takes_zeros
-from tf_scalecom.update_step import CompressionState, UpdateStep, scalecom_ops
-from tf_scalecom.warmup import layout_at, warmup_stages
+from tf_scalecom.wire.report import CompressionReport, compression_report
+from tf_scalecom.wire.warmup import layout_at, warmup_stages
+from tf_scalecom.workers.agreement import VARIABLE, describe_optimizer
 
 _VARIABLES_BEFORE_BUILD = 1  # the count of skipped steps
 _SKIP_ADVICE = (
@@ -72,33 +73,34 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     `skipped_steps`. Steps that loss scaling skips do not count there.
 
     Args:
-      inner_optimizer: a Keras optimizer; `Adafactor` with an `epsilon_1` of 1e-16 or more. Not a
-        `LossScaleOptimizer` (it goes outside, where `compile` puts it) and not a
-        `MultiOptimizer`.
-      compression_ratio: elements / kept elements. A number >= 1; "auto", the paper's per-layer
-        rule; or a dict {regex: ratio} of which the first pattern found in a variable's path
-        counts, and a variable without one travels dense.
-      beta: low-pass filter of the residual, in (0, 1]. 1 is plain error feedback; the paper
-        takes 0.1 with scaled-up batch and learning rate.
-      warmup_steps: updates at the start in which more is sent; see `warmup`.
-      exclude: regexes of paths of variables that travel dense. An excluded embedding's
-        IndexedSlices stay sparse; all others are summed and densified.
-      selection: "chunk" takes the `chunk_keep` largest of each chunk of
-        chunk_keep * compression_ratio elements; "exact" the largest of the whole variable.
-      chunk_keep: elements kept per chunk. 1 is the paper's cheap selection, about 10 is nearly
-        exact.
-      value_dtype: dtype of the kept values on the wire: "float32", "bfloat16" or "float16". What
-        the cast loses stays in the residual.
-      name: name of the optimizer.
-      hierarchical: for workers of several replicas under `MultiWorkerMirroredStrategy`: sum the
-        gradients of a worker's replicas, which costs no network, and exchange between workers. The
-        leader is then a worker, and each worker has one residual.
-      warmup: what is sent in the first `warmup_steps` updates. "dense": everything, as in the
-        paper. "ramp", beyond the paper: compression ratios above 4 grow geometrically from 4, in
-        up to five stages, for a fraction of the bytes; each stage is a graph more to trace.
+        inner_optimizer: a Keras optimizer; `Adafactor` with an `epsilon_1` of 1e-16 or more. Not a
+            `LossScaleOptimizer` (it goes outside, where `compile` puts it) and not a
+            `MultiOptimizer`.
+        compression_ratio: elements / kept elements. A number >= 1; "auto", the paper's per-layer
+            rule; or a dict {regex: ratio} of which the first pattern found in a variable's path
+            counts, and a variable without one travels dense.
+        beta: low-pass filter of the residual, in (0, 1]. 1 is plain error feedback; the paper
+            takes 0.1 with scaled-up batch and learning rate.
+        warmup_steps: updates at the start in which more is sent; see `warmup`.
+        exclude: regexes of paths of variables that travel dense. An excluded embedding's
+            IndexedSlices stay sparse; all others are summed and densified.
+        selection: "chunk" takes the `chunk_keep` largest of each chunk of
+            chunk_keep * compression_ratio elements; "exact" the largest of the whole variable.
+        chunk_keep: elements kept per chunk. 1 is the paper's cheap selection, about 10 is nearly
+            exact.
+        value_dtype: dtype of the kept values on the wire: "float32", "bfloat16" or "float16". What
+            the cast loses stays in the residual.
+        name: name of the optimizer.
+        hierarchical: for workers of several replicas under `MultiWorkerMirroredStrategy`: sum the
+            gradients of a worker's replicas, which costs no network, and exchange between workers.
+            The leader is then a worker, and each worker has one residual.
+        warmup: what is sent in the first `warmup_steps` updates. "dense": everything, as in the
+            paper. "ramp", beyond the paper: compression ratios above 4 grow geometrically from 4,
+            in up to five stages, for a fraction of the bytes; each stage is a graph more to
+            trace.
 
     Raises:
-      ValueError: an argument is out of its range.
+        ValueError: an argument is out of its range.
 
     Example:
 
@@ -190,10 +192,10 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         """Creates the residuals and builds the inner optimizer.
 
         Args:
-          variables: list of trainable variables. A variable's place in it is its identity.
+            variables: list of trainable variables. A variable's place in it is its identity.
 
         Raises:
-          ValueError: the workers' optimizers or variables differ.
+            ValueError: the workers' optimizers or variables differ.
         """
         if not variables:
             return
@@ -309,10 +311,10 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         """What a step sends, by variable and in total.
 
         Args:
-          num_replicas: replicas to count for; by default those of the strategy in use, or its
-            workers if the exchange is hierarchical. With one replica in use, others are counted as
-            those of `MultiWorkerMirroredStrategy`.
-          step: count this step, from 0, which may be one of the warm-up; by default one after it.
+            num_replicas: replicas to count for; by default those of the strategy in use, or its
+                workers if the exchange is hierarchical. With one replica in use, others are counted
+                as those of `MultiWorkerMirroredStrategy`.
+            step: count this step, from 0, which may be one of the warm-up; by default one after it.
         """
         state = self._built_state("compression_report()")
         strategy = self._distribution_strategy
@@ -345,11 +347,11 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         """Exchanges gradients and updates variables. Call it in replica context.
 
         Args:
-          grads: one gradient (tensor, IndexedSlices or None) per variable.
-          trainable_variables: the variables, or None for all that the optimizer was built with.
+            grads: one gradient (tensor, IndexedSlices or None) per variable.
+            trainable_variables: the variables, or None for all that the optimizer was built with.
 
         Raises:
-          ValueError: the workers' optimizers or variables differ.
+            ValueError: the workers' optimizers or variables differ.
         """
         grads = list(grads)
         if not grads:
@@ -364,9 +366,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             )
         check_strategy(context.strategy)
         inner = self.inner_optimizer
-        grads = [
-            self._dense_unless_excluded(g, v) for g, v in zip(grads, variables, strict=True)
-        ]
+        grads = [self._dense_unless_excluded(g, v) for g, v in zip(grads, variables, strict=True)]
         grads, variables = inner._filter_empty_gradients(grads, variables)
         grads, variables = inner._overwrite_variables_directly_with_gradients(grads, variables)
         if grads:

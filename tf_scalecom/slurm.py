@@ -82,7 +82,7 @@ def _hosts(nodes: str) -> list[str]:
     except ValueError as error:
         raise ValueError(
             f"Expected SLURM_STEP_NODELIST like n[01-03,7] or a,b; received {nodes!r}. Set it to "
-            'the names one by one: SLURM_STEP_NODELIST=$(scontrol show hostnames | paste -sd,).'
+            "the names one by one: SLURM_STEP_NODELIST=$(scontrol show hostnames | paste -sd,)."
         ) from error
 
 

@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tf_scalecom import first_batch, keras_epochs, made_in_scope, shared_seed
 from tf_scalecom.extended import Extended
+from tf_scalecom.fit import epochs, first_batch, made_in_scope, shared_seed
 
 # On import, which is before a script draws anything.
 shared_seed.start_from_launcher()
@@ -79,7 +79,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def scope(self):
         """As TensorFlow's. Keras, too, enters it: when it is to build a model for its data."""
-        building = keras_epochs.model_to_build()
+        building = epochs.model_to_build()
         if building is not None:
             model, batch, to_train = building
             if to_train:
@@ -93,9 +93,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         Like TensorFlow's, but the axis may be given for scalars too, as Keras does for metrics.
         """
-        if keras_epochs.called_to_build_model():
-            return keras_epochs.example_of(value, self)
-        if keras_epochs.called_to_count_data():
+        if epochs.called_to_build_model():
+            return epochs.example_of(value, self)
+        if epochs.called_to_count_data():
             data_end = self.extended.data_end
             return data_end.checked(super().reduce(reduce_op, data_end.vote(value), axis))
         if axis is not None and all(
@@ -125,8 +125,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def experimental_distribute_dataset(self, dataset, options=None):
         """Shards a dataset, the same on all workers, between them, as TensorFlow's does."""
-        epoch_iterator = keras_epochs.calling_epoch_iterator()
+        epoch_iterator = epochs.calling_epoch_iterator()
         if epoch_iterator is not None and self.extended._in_multi_worker_mode():
             # Every worker is in the same call to fit, evaluate or predict, so it is safe to ask.
-            dataset = keras_epochs.share_out(epoch_iterator, dataset, self.extended.workers)
+            dataset = epochs.share_out(epoch_iterator, dataset, self.extended.workers)
         return super().experimental_distribute_dataset(dataset, options)

@@ -38,8 +38,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two arms, one model, 2 workers")
     parser.add_argument("--results", type=pathlib.Path, help="default: runs/network[-quick]")
-    parser.add_argument("--docs", action="store_true",
-                        help="put the tables and the plot into docs/network.md, too")
+    parser.add_argument(
+        "--docs", action="store_true", help="put the tables and the plot into docs/network.md, too"
+    )
     arguments = parser.parse_args()
     results = arguments.results or ROOT / "runs" / f"network{'-quick' * arguments.quick}"
     plan = quick_plan() if arguments.quick else full_plan()
@@ -66,8 +67,10 @@ def measure(plan: list[Cell], results: pathlib.Path, seconds: float) -> None:
     groups = {}
     for cell in todo:
         groups.setdefault((cell.model, cell.workers), []).append(cell)
-    say(f"{len(todo)} of {len(plan)} cells to measure, in about {expected(groups, seconds):.0f} "
-        f"minutes on 2 quiet cores; results in {results}")
+    say(
+        f"{len(todo)} of {len(plan)} cells to measure, in about {expected(groups, seconds):.0f} "
+        f"minutes on 2 quiet cores; results in {results}"
+    )
     if any(cell.arm in FRAMEWORKS["torch"] for cell in todo):
         set_up_torch(say)
     for (model, workers), cells in groups.items():

@@ -65,8 +65,15 @@ FRAMEWORKS = {
     },
 }
 BYTES_PER_ELEMENT = FRAMEWORKS["tf"] | FRAMEWORKS["torch"]
-PEER_ARMS = [FLOOR, MWMS, "MWMS fp16", OURS, "ours, bfloat16", "ours, chunk_keep 10",
-             *FRAMEWORKS["torch"]]
+PEER_ARMS = [
+    FLOOR,
+    MWMS,
+    "MWMS fp16",
+    OURS,
+    "ours, bfloat16",
+    "ours, chunk_keep 10",
+    *FRAMEWORKS["torch"],
+]
 BUCKET_ARMS = ["ours, 32 KiB", "ours, 64 KiB", SMALL_BUCKETS, OURS, ONE_BUCKET]
 
 # Dense, 25M would take 10 s a step and more at 100 Mbit/s.

@@ -61,8 +61,20 @@ class Network:
         for i, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
             port = f"port{i}"
             _ip("netns", "add", name)
-            _ip("-n", name, "link", "add", INTERFACE, "type", "veth",
-                "peer", "name", port, "netns", SWITCH)
+            _ip(
+                "-n",
+                name,
+                "link",
+                "add",
+                INTERFACE,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                port,
+                "netns",
+                SWITCH,
+            )
             _ip("-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "set", INTERFACE, "up")
@@ -81,8 +93,23 @@ class Network:
                 run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
             if RATES[rate]:
                 burst = RATES[rate] * 1e6 / 8 * _BURST_SECONDS
-                run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate",
-                    f"{RATES[rate]}mbit", "burst", f"{burst:.0f}", "latency", _QUEUE)
+                run(
+                    "tc",
+                    "-n",
+                    namespace,
+                    "qdisc",
+                    "add",
+                    "dev",
+                    device,
+                    "root",
+                    "tbf",
+                    "rate",
+                    f"{RATES[rate]}mbit",
+                    "burst",
+                    f"{burst:.0f}",
+                    "latency",
+                    _QUEUE,
+                )
 
     def goodput(self) -> float:
         """Payload of one TCP flow over a link, in bytes per second: the best of three."""

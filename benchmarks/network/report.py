@@ -118,26 +118,51 @@ def _traffic(rows):
 def _formula(rows):
     fastest = {(r.model, r.workers, r.arm): r for r in rows if r.formula_mb and r.model != "deep"}
     body = [
-        [r.model, r.workers, r.arm, f"{r.formula_mb:.3f}", f"{r.payload_mb:.3f}",
-         f"{r.payload_mb / r.formula_mb - 1:+.1%}", f"{r.mb:.3f}"]
+        [
+            r.model,
+            r.workers,
+            r.arm,
+            f"{r.formula_mb:.3f}",
+            f"{r.payload_mb:.3f}",
+            f"{r.payload_mb / r.formula_mb - 1:+.1%}",
+            f"{r.mb:.3f}",
+        ]
         for r in fastest.values()
         if r.arm in PEER_ARMS
     ]
-    return _table(
-        ["model", "workers", "arm", "formula", "counted", "", "with headers"], body
-    )
+    return _table(["model", "workers", "arm", "formula", "counted", "", "with headers"], body)
 
 
 def _limits(rows):
     body = [
-        [r.model, r.workers, r.rate, r.arm, _ms(r.floor_ms), _ms(r.kernel_ms), _ms(r.wire_ms),
-         _ms(r.limit_ms), _ms(r.ms), f"{r.of_limit:.2f}"]
+        [
+            r.model,
+            r.workers,
+            r.rate,
+            r.arm,
+            _ms(r.floor_ms),
+            _ms(r.kernel_ms),
+            _ms(r.wire_ms),
+            _ms(r.limit_ms),
+            _ms(r.ms),
+            f"{r.of_limit:.2f}",
+        ]
         for r in rows
         if r.arm in (MWMS, OURS, "ours, bfloat16") and r.limit_ms
     ]
     return _table(
-        ["model", "workers", "rate", "arm", "compute", "kernels", "wire", "limit", "measured",
-         "/ limit"],
+        [
+            "model",
+            "workers",
+            "rate",
+            "arm",
+            "compute",
+            "kernels",
+            "wire",
+            "limit",
+            "measured",
+            "/ limit",
+        ],
         body,
     )
 
@@ -145,11 +170,17 @@ def _limits(rows):
 def _buckets(rows):
     shown = {(r.arm, (r.model, r.rate)): r for r in rows if r.workers == 2}
     columns = [c for a, c in shown if a == ONE_BUCKET and c[0] != "deep"]
-    body = [
-        [arm.replace(OURS, "default") if arm == OURS else arm.removeprefix("ours, "),
-         *(_spread(shown[arm, column]) for column in columns)]
-        for arm in BUCKET_ARMS
-    ] if columns else []
+    body = (
+        [
+            [
+                arm.replace(OURS, "default") if arm == OURS else arm.removeprefix("ours, "),
+                *(_spread(shown[arm, column]) for column in columns),
+            ]
+            for arm in BUCKET_ARMS
+        ]
+        if columns
+        else []
+    )
     return _table(["2 workers", *(f"{model}, {rate}" for model, rate in columns)], body)
 
 
@@ -160,12 +191,24 @@ def _masked(rows):
         if arm == MASKED:
             real = cells[model, rate, ONE_BUCKET]
             body.append(
-                [model, rate, _ms(real.ms), _ms(masked.ms), f"{real.payload_mb:.3f}",
-                 f"{masked.payload_mb:.3f}"]
+                [
+                    model,
+                    rate,
+                    _ms(real.ms),
+                    _ms(masked.ms),
+                    f"{real.payload_mb:.3f}",
+                    f"{masked.payload_mb:.3f}",
+                ]
             )
     return _table(
-        ["2 workers, one bucket", "rate", "broadcast, ms", "all-reduce, ms", "broadcast, MB",
-         "all-reduce, MB"],
+        [
+            "2 workers, one bucket",
+            "rate",
+            "broadcast, ms",
+            "all-reduce, ms",
+            "broadcast, MB",
+            "all-reduce, MB",
+        ],
         body,
     )
 
@@ -183,8 +226,12 @@ def _overlap(rows):
         SMALL_BUCKETS: "of 128 KiB",
     }
     body = [
-        [text, _spread(arms[arm]), _ms(arms[arm].ms - floor.ms),
-         f"{(one.ms - arms[arm].ms) / exchange:.0%}" if arm in (OURS, SMALL_BUCKETS) else ""]
+        [
+            text,
+            _spread(arms[arm]),
+            _ms(arms[arm].ms - floor.ms),
+            f"{(one.ms - arms[arm].ms) / exchange:.0%}" if arm in (OURS, SMALL_BUCKETS) else "",
+        ]
         for arm, text in shown.items()
     ]
     heads = [f"deep, {one.workers} workers, {one.rate}", "step, ms", "of it exchange", "hidden"]
@@ -200,19 +247,32 @@ def _conditions(rows, measured):
         conditions = [m["conditions"] for m, _ in members]
         goodput = {rate: bps for c in conditions for rate, bps in c["goodput"].items()}
         others = [row.others_cores for _, row in members]
-        body.append([
-            model, workers, f"{conditions[0]['load_before']:.1f}",
-            f"{statistics.median(others):.1f} ({min(others):.1f} to {max(others):.1f})",
-            f"{conditions[0]['copy_bandwidth'] / 1e9:.1f}",
-            ", ".join(f"{rate} {8e-6 * bps:,.0f}" for rate, bps in goodput.items()),
-        ])
+        body.append(
+            [
+                model,
+                workers,
+                f"{conditions[0]['load_before']:.1f}",
+                f"{statistics.median(others):.1f} ({min(others):.1f} to {max(others):.1f})",
+                f"{conditions[0]['copy_bandwidth'] / 1e9:.1f}",
+                ", ".join(f"{rate} {8e-6 * bps:,.0f}" for rate, bps in goodput.items()),
+            ]
+        )
     machine = next(iter(measured.values()))["conditions"]["machine"]
     frameworks = dict.fromkeys(m["about"]["framework"] for m in measured.values())
-    return _table(
-        ["model", "workers", "load average before", "cores busy with other programs",
-         "copy, GB/s and worker", "one TCP flow, Mbit/s"],
-        body,
-    ) + f"\n\n{machine}; {', '.join(frameworks)}."
+    return (
+        _table(
+            [
+                "model",
+                "workers",
+                "load average before",
+                "cores busy with other programs",
+                "copy, GB/s and worker",
+                "one TCP flow, Mbit/s",
+            ],
+            body,
+        )
+        + f"\n\n{machine}; {', '.join(frameworks)}."
+    )
 
 
 def _table(header, body):
@@ -246,8 +306,11 @@ def draw(rows: Sequence[Row], path: pathlib.Path) -> None:
     colours = dict(zip(arms, pyplot.get_cmap("tab20").colors, strict=False))
     for (model, workers), ax in zip(panels, axes[0], strict=True):
         panel = [r for r in shown if (r.model, r.workers) == (model, workers)]
-        rates = [rate for rate in ("100mbit", "1gbit", "unshaped")
-                 if any((r.rate, r.arm) == (rate, MWMS) for r in panel)]
+        rates = [
+            rate
+            for rate in ("100mbit", "1gbit", "unshaped")
+            if any((r.rate, r.arm) == (rate, MWMS) for r in panel)
+        ]
         width = 0.85 / len(arms)
         for row in panel:
             if row.rate in rates:

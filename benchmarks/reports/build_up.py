@@ -18,8 +18,14 @@ def main():
     """Runs, prints the table, draws."""
     configs = [
         SimulationConfig(
-            method=method, learners=learners, batch_size=8, steps=20, record_every=4,
-            evaluate_every=20, learning_rate=0.05, selection="exact",
+            method=method,
+            learners=learners,
+            batch_size=8,
+            steps=20,
+            record_every=4,
+            evaluate_every=20,
+            learning_rate=0.05,
+            selection="exact",
         )
         for learners in LEARNERS
         for method in ("local_top_k", "clt_k")
@@ -39,8 +45,10 @@ def main():
     print("|---|---|---|---|---|---|")
     for i, learners in enumerate(LEARNERS):
         megabytes = " | ".join(f"{sent[method][i] / 1e6:.3f}" for method in METHODS)
-        print(f"| {learners} | {megabytes} | {unions['local_top_k'][i]:.1f} k "
-              f"| {unions['clt_k'][i]:.2f} k |")
+        print(
+            f"| {learners} | {megabytes} | {unions['local_top_k'][i]:.1f} k "
+            f"| {unions['clt_k'][i]:.2f} k |"
+        )
     draw(sent, unions)
 
 

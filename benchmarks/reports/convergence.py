@@ -45,7 +45,7 @@ def main():
         axis.set_ylabel(f"{experiment.figure.replace('_', ' ')}, %")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
-    for axis in axes.flat[len(panels):]:
+    for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     save(figure, "convergence.png")
 

@@ -17,9 +17,9 @@ class Arm:
     """One way to train.
 
     Attributes:
-      name: in tables and pictures.
-      options: of `SimulationConfig`, beside the experiment's.
-      seeds: of its runs.
+        name: in tables and pictures.
+        options: of `SimulationConfig`, beside the experiment's.
+        seeds: of its runs.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Experiment:
     """Arms that are compared with each other.
 
     Attributes:
-      name: short.
-      title: what is trained, for people.
-      task: name of it among `report_runs.TASKS`.
-      figure: the column of evaluations.csv that counts; more is better.
-      options: of `SimulationConfig`, for all arms.
-      arms: the dense one first.
+        name: short.
+        title: what is trained, for people.
+        task: name of it among `report_runs.TASKS`.
+        figure: the column of evaluations.csv that counts; more is better.
+        options: of `SimulationConfig`, for all arms.
+        arms: the dense one first.
     """
 
     name: str
@@ -49,8 +49,10 @@ class Experiment:
 
     def __post_init__(self):
         if self.task not in TASKS:
-            raise ValueError(f"Expected a task of {sorted(TASKS)}; received {self.task!r}. "
-                             "Add it to report_runs.TASKS.")
+            raise ValueError(
+                f"Expected a task of {sorted(TASKS)}; received {self.task!r}. "
+                "Add it to report_runs.TASKS."
+            )
 
     def configs(self) -> dict[tuple[str, int], SimulationConfig]:
         """(arm, seed) -> run."""
@@ -64,7 +66,7 @@ class Experiment:
         """(arm, seed) -> folder of the finished run.
 
         Args:
-          only_done: leaves out the runs that are not done yet, instead of making them.
+            only_done: leaves out the runs that are not done yet, instead of making them.
         """
         configs = self.configs()
         make = done if only_done else simulated
@@ -115,8 +117,10 @@ IMAGE_4 = Experiment(
             for rank, seeds in {1: THREE, 2: THREE, 4: (0,)}.items()
         ),
         Arm("PowerSGD rank 2 without warm-up", POWER_SGD | {"rank": 2}),
-        Arm("PowerSGD rank 2, momentum 0.9, rate 0.02",
-            POWER_SGD | dense_warmup(150) | MOMENTUM | {"rank": 2, "learning_rate": 0.02}),
+        Arm(
+            "PowerSGD rank 2, momentum 0.9, rate 0.02",
+            POWER_SGD | dense_warmup(150) | MOMENTUM | {"rank": 2, "learning_rate": 0.02},
+        ),
     ),
 )
 
@@ -126,7 +130,10 @@ IMAGE_64 = Experiment(
     "fast_image",
     "accuracy",
     {
-        "learners": 64, "batch_size": 8, "steps": 3_000, "record_every": 300,
+        "learners": 64,
+        "batch_size": 8,
+        "steps": 3_000,
+        "record_every": 300,
         "evaluate_every": 500,
     },
     (
@@ -156,7 +163,9 @@ SCREENING = Experiment(
         *(
             Arm(f"{name}, beta {beta}", SCREENED | {"beta": beta} | selection)
             for name, selection in {
-                "1 of 100": {}, "10 of 1,000": {"chunk_keep": 10}, "exact": {"selection": "exact"},
+                "1 of 100": {},
+                "10 of 1,000": {"chunk_keep": 10},
+                "exact": {"selection": "exact"},
             }.items()
             for beta in (1.0, 0.3, 0.1)
         ),
@@ -168,8 +177,10 @@ SCREENING = Experiment(
         Arm("1 of 100, beta 1, no warm-up", RECIPE),
         Arm("1 of 100, beta 0.3, rate 1", SCREENED | {"learning_rate": 1.0, "beta": 0.3}),
         Arm("1 of 100, beta 1, momentum 0.9", MOMENTUM | dense_warmup(50)),
-        Arm("1 of 100, beta 0.3, momentum 0.9 before",
-            MOMENTUM | dense_warmup(50) | {"beta": 0.3, "momentum_placement": "before"}),
+        Arm(
+            "1 of 100, beta 0.3, momentum 0.9 before",
+            MOMENTUM | dense_warmup(50) | {"beta": 0.3, "momentum_placement": "before"},
+        ),
         *(
             Arm(f"1 of {ratio}, beta 0.3", SCREENED | {"beta": 0.3, "compression_ratio": ratio})
             for ratio in RATIOS.values()
@@ -218,19 +229,27 @@ TRANSLATION = Experiment(
         Arm("the same, exact selection, 100x", ADAM_DENSE_WARMUP | {"selection": "exact"}),
         Arm("the same, beta_2 0.98, 100x", ADAM_DENSE_WARMUP | {"adam_beta_2": 0.98}),
         Arm("the same, beta 0.3, 100x", ADAM_DENSE_WARMUP | {"beta": 0.3}, THREE),
-        Arm("the same, momentum 0.9 before, 100x",
-            ADAM_DENSE_WARMUP | {"momentum": 0.9, "momentum_placement": "before"}),
+        Arm(
+            "the same, momentum 0.9 before, 100x",
+            ADAM_DENSE_WARMUP | {"momentum": 0.9, "momentum_placement": "before"},
+        ),
         *(
             Arm(f"recipe, {name}", ADAM_RECIPE | {"compression_ratio": ratio})
             for name, ratio in RATIOS.items()
         ),
         Arm("recipe with Adam's mean, 25x", ADAM_RECIPE | ADAM_MEAN | {"compression_ratio": 25}),
-        Arm("dense warm-up, Adam's mean, 4x",
-            ADAM_DENSE_WARMUP | ADAM_MEAN | {"compression_ratio": 4}),
-        Arm("dense warm-up, Adam's mean, beta_2 0.98, 4x",
-            ADAM_DENSE_WARMUP | ADAM_MEAN | {"compression_ratio": 4, "adam_beta_2": 0.98}),
-        Arm("dense warm-up, Adam's mean, beta_2 0.98, rate 0.002, 100x",
-            ADAM_DENSE_WARMUP | ADAM_MEAN | {"adam_beta_2": 0.98, "learning_rate": 2e-3}),
+        Arm(
+            "dense warm-up, Adam's mean, 4x",
+            ADAM_DENSE_WARMUP | ADAM_MEAN | {"compression_ratio": 4},
+        ),
+        Arm(
+            "dense warm-up, Adam's mean, beta_2 0.98, 4x",
+            ADAM_DENSE_WARMUP | ADAM_MEAN | {"compression_ratio": 4, "adam_beta_2": 0.98},
+        ),
+        Arm(
+            "dense warm-up, Adam's mean, beta_2 0.98, rate 0.002, 100x",
+            ADAM_DENSE_WARMUP | ADAM_MEAN | {"adam_beta_2": 0.98, "learning_rate": 2e-3},
+        ),
         Arm("PowerSGD rank 1, rate 0.002", POWER_SGD_ADAM, THREE),
         Arm("PowerSGD rank 1, rate 0.004", POWER_SGD_ADAM | {"learning_rate": 4e-3}),
         Arm("PowerSGD rank 1, Adam's mean, rate 0.002", POWER_SGD_ADAM | ADAM_MEAN),

@@ -21,8 +21,15 @@ MEASURES = {
 def config(rate: float, beta: float, **changes) -> SimulationConfig:
     """A run of this report, which `contraction.py` looks at too."""
     options = {
-        "learners": 8, "batch_size": 16, "steps": 400, "decay": "constant", "selection": "exact",
-        "record_every": 20, "evaluate_every": 400, "learning_rate": rate, "beta": beta,
+        "learners": 8,
+        "batch_size": 16,
+        "steps": 400,
+        "decay": "constant",
+        "selection": "exact",
+        "record_every": 20,
+        "evaluate_every": 400,
+        "learning_rate": rate,
+        "beta": beta,
     }
     return SimulationConfig(**options | changes)
 

@@ -13,9 +13,9 @@ class Estimate(NamedTuple):
     """A mean over seeds.
 
     Attributes:
-      mean: the mean.
-      standard_error: of the mean; NaN of one seed.
-      upper: end of the one-sided 95 % confidence interval by Student's t; NaN of one seed.
+        mean: the mean.
+        standard_error: of the mean; NaN of one seed.
+        upper: end of the one-sided 95 % confidence interval by Student's t; NaN of one seed.
     """
 
     mean: float
@@ -36,7 +36,7 @@ def deficit(baseline: Mapping[int, float], arm: Mapping[int, float]) -> Estimate
     """Of baseline - arm over the seeds that both have, {seed: figure}; > 0 where the arm loses.
 
     Raises:
-      ValueError: they share no seed.
+        ValueError: they share no seed.
     """
     seeds = sorted(baseline.keys() & arm.keys())
     if not seeds:

@@ -17,10 +17,10 @@ import pathlib
 import sys
 
 from tf_scalecom.cross_device_ops import BUCKET_BYTES
-from tf_scalecom.layout import Layout, tensor_layout
 from tf_scalecom.plan import Cluster, Exchange, Scenario, performance, plots
 from tf_scalecom.plan.load import layouts_of
 from tf_scalecom.plan.performance import step_time
+from tf_scalecom.wire.layout import Layout, tensor_layout
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "models" / "image")]
@@ -44,12 +44,12 @@ class Cell:
     """One cell of the network benchmark, and the prediction for it.
 
     Attributes:
-      model, workers, rate, arm: as in benchmarks/network.
-      measured_ms: median step.
-      compute_ms: median step of as many workers with nothing exchanged.
-      predicted_ms: by the model with the runtime's costs.
-      speeds_only_ms: by the model without them.
-      calibrates: whether those costs come from this cell.
+        model, workers, rate, arm: as in benchmarks/network.
+        measured_ms: median step.
+        compute_ms: median step of as many workers with nothing exchanged.
+        predicted_ms: by the model with the runtime's costs.
+        speeds_only_ms: by the model without them.
+        calibrates: whether those costs come from this cell.
     """
 
     model: str
@@ -93,7 +93,8 @@ def cells(measured: dict[tuple, dict]) -> list[Cell]:
     for (model, workers, rate, arm), row in measured.items():
         costs = costs_of[CALIBRATED_BY.get(model, model), workers]
         times = [
-            1e3 * step_time(
+            1e3
+            * step_time(
                 exchange(model, workers, arm),
                 cluster(measured, (model, workers, rate, arm), of_runtime),
                 row["floor_ms"] / 1e3,
@@ -198,11 +199,13 @@ def paper_figures() -> list[PaperFigure]:
         slow, fast = (step_time(moved, of, 3.0).step_seconds for moved in (dense, sparse))
         figures.append(PaperFigure(f"speed-up at 100 TFLOP/s, {batch}", at_100, slow / fast))
     for workers in (PAPER_WORKERS, 1_000, 10_000):
-        figures.append(PaperFigure(
-            f"share of communication at {workers:,} workers, compressed",
-            PAPER_SHARE_COMPRESSED,
-            communication_share(workers),
-        ))
+        figures.append(
+            PaperFigure(
+                f"share of communication at {workers:,} workers, compressed",
+                PAPER_SHARE_COMPRESSED,
+                communication_share(workers),
+            )
+        )
     indices = 4 * PAPER_ELEMENTS / PAPER_RATIO
     saved = dense.sent_bytes - sparse.sent_bytes
     figures.append(PaperFigure("indices / traffic saved", PAPER_INDEX_SHARE, indices / saved))

@@ -28,9 +28,9 @@ class Outcome(NamedTuple):
     """Of one run.
 
     Attributes:
-      figure: in percent; NaN where the run diverged.
-      bytes_per_step: of its last step, and so of every step after the warm-up.
-      mean_bytes_per_step: over all steps, those of the warm-up among them.
+        figure: in percent; NaN where the run diverged.
+        bytes_per_step: of its last step, and so of every step after the warm-up.
+        mean_bytes_per_step: over all steps, those of the warm-up among them.
     """
 
     figure: float
@@ -59,8 +59,10 @@ def outcomes(experiment: Experiment, only_done: bool) -> dict[str, dict[int, Out
 def print_table(experiment: Experiment, found: dict[str, dict[int, Outcome]]) -> None:
     """Every arm with its bytes, its figure and what it loses to the dense arm of equal seeds."""
     print(f"\n{experiment.title}\n")
-    print("| arm | KB/step | dense / sent | with warm-up | seeds "
-          f"| {experiment.figure.replace('_', ' ')}, % | deficit, points | upper 95 % |")
+    print(
+        "| arm | KB/step | dense / sent | with warm-up | seeds "
+        f"| {experiment.figure.replace('_', ' ')}, % | deficit, points | upper 95 % |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     dense = found.get(experiment.arms[0].name)
     for arm, runs in found.items():
@@ -88,14 +90,31 @@ def write(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
     TABLE.parent.mkdir(exist_ok=True)
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["experiment", "arm", "seed", "figure", "percent", "bytes_per_step",
-                         "mean_bytes_per_step"])
+        writer.writerow(
+            [
+                "experiment",
+                "arm",
+                "seed",
+                "figure",
+                "percent",
+                "bytes_per_step",
+                "mean_bytes_per_step",
+            ]
+        )
         for experiment, found in tables.items():
             for arm, runs in found.items():
                 for seed, run in runs.items():
-                    writer.writerow([experiment.name, arm, seed, experiment.figure,
-                                     f"{run.figure:.3f}", f"{run.bytes_per_step:.0f}",
-                                     f"{run.mean_bytes_per_step:.0f}"])
+                    writer.writerow(
+                        [
+                            experiment.name,
+                            arm,
+                            seed,
+                            experiment.figure,
+                            f"{run.figure:.3f}",
+                            f"{run.bytes_per_step:.0f}",
+                            f"{run.mean_bytes_per_step:.0f}",
+                        ]
+                    )
     print(f"\n{TABLE.relative_to(ROOT)}")
 
 
@@ -103,9 +122,7 @@ def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
     """One panel an experiment, figure against bytes: dense, the recipe, its warm-ups, the rival."""
     columns = 2
     rows = -(-len(tables) // columns)
-    figure, axes = plots.pyplot().subplots(
-        rows, columns, figsize=(13, 4.2 * rows), squeeze=False
-    )
+    figure, axes = plots.pyplot().subplots(rows, columns, figsize=(13, 4.2 * rows), squeeze=False)
     for axis, (experiment, found) in zip(axes.flat, tables.items(), strict=False):
         axis.set_prop_cycle(color=plots.pyplot().get_cmap("tab20").colors)  # of many arms
         for arm, runs in found.items():
@@ -119,7 +136,7 @@ def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
         axis.set_title(experiment.title, fontsize=9)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7, framealpha=0.5)  # it may lie over points
-    for axis in axes.flat[len(tables):]:
+    for axis in axes.flat[len(tables) :]:
         axis.set_axis_off()
     save(figure, "recipe.png")
 
@@ -127,8 +144,11 @@ def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
 def main():
     """Runs, prints the tables, draws."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--done", action="store_true",
-                        help="the tables of the runs that are done: make and write nothing")
+    parser.add_argument(
+        "--done",
+        action="store_true",
+        help="the tables of the runs that are done: make and write nothing",
+    )
     parser.add_argument("--only", choices=[e.name for e in EXPERIMENTS], help="one experiment")
     args = parser.parse_args()
     chosen = [e for e in EXPERIMENTS if args.only in (None, e.name)]

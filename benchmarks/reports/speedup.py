@@ -27,8 +27,13 @@ def config(learners: int, options: dict) -> SimulationConfig:
     """The run of one method with n learners."""
     steps = IMAGES // (BATCH * learners)
     return SimulationConfig(
-        **options, learners=learners, batch_size=BATCH, steps=steps, decay="constant",
-        learning_rate=RATE_PER_LEARNER * learners, record_every=steps,
+        **options,
+        learners=learners,
+        batch_size=BATCH,
+        steps=steps,
+        decay="constant",
+        learning_rate=RATE_PER_LEARNER * learners,
+        record_every=steps,
         evaluate_every=steps // EVALUATIONS_PER_RUN,
     )
 

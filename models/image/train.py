@@ -61,17 +61,14 @@ def main(argv):
     workers = training.start()
     name, image_shape, num_classes, batches, test = load_data(workers)
     with workers.strategy.scope():
-        model = networks.NETWORKS[FLAGS.network](
-            image_shape=image_shape, num_classes=num_classes
-        )
+        model = networks.NETWORKS[FLAGS.network](image_shape=image_shape, num_classes=num_classes)
         model.compile(
             optimizer=training.sgd(workers),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
     workers.say(
-        f"{FLAGS.network} on {name}: {model.count_params():,} parameters, "
-        f"{workers.count} workers"
+        f"{FLAGS.network} on {name}: {model.count_params():,} parameters, {workers.count} workers"
     )
     history, meter = training.fit(workers, model, batches, test)
     training.finish(

@@ -68,9 +68,7 @@ def search(log_probabilities, batch, max_length, beam, alpha):
     last = ops.full((batch, beam), transformer.BEGIN, "int32")
 
     def unfinished(position, tokens, scores, lengths, finished, last):
-        return ops.logical_and(
-            position < max_length, ops.logical_not(ops.all(finished))
-        )
+        return ops.logical_and(position < max_length, ops.logical_not(ops.all(finished)))
 
     def extend(position, tokens, scores, lengths, finished, last):
         # `last` is not written yet where it would stand behind the last place.

@@ -4,12 +4,12 @@ import argparse
 import json
 import os
 
-from tf_scalecom import proxies
-from tf_scalecom.agreement import differences
-from tf_scalecom.argument_types import seconds
-from tf_scalecom.cluster import Cluster, parse_tf_config
+from tf_scalecom.base.argument_types import seconds
 from tf_scalecom.doctor import machine
 from tf_scalecom.doctor.network import Doctors
+from tf_scalecom.workers import proxies
+from tf_scalecom.workers.agreement import differences
+from tf_scalecom.workers.cluster import Cluster, parse_tf_config
 
 DESCRIPTION = (
     "Report what this machine has, check TF_CONFIG and, if it names a cluster, whether this worker "

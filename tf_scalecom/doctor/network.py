@@ -17,8 +17,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tf_scalecom import cluster as cluster_lib
-from tf_scalecom.cluster import Cluster
+from tf_scalecom.workers import cluster as cluster_lib
+from tf_scalecom.workers.cluster import Cluster
 
 _POLL_SECONDS = 0.2
 _CALL_SECONDS = 5.0

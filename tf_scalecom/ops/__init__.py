@@ -12,9 +12,9 @@ from types import ModuleType
 import tensorflow as tf
 from absl import logging
 
-from tf_scalecom.layout import Layout
 from tf_scalecom.ops import built, native, xla
 from tf_scalecom.ops.xla import all_finite
+from tf_scalecom.wire.layout import Layout
 
 __all__ = ["all_finite", "backend", "kernels_for"]
 
@@ -25,7 +25,7 @@ def kernels_for(layout: Layout) -> ModuleType:
     """The kernels for a layout: `select`, `any_nonfinite`, `gather` and `update`; see `xla`.
 
     Raises:
-      ValueError: neither kernels know such a layout.
+        ValueError: neither kernels know such a layout.
     """
     kernels, _ = backend()
     if kernels.supports(layout):
@@ -48,8 +48,8 @@ def backend() -> tuple[ModuleType, str]:
     """The kernels in use and, in words, why. Decided once per process.
 
     Raises:
-      ValueError: TF_SCALECOM_BACKEND is none of its values.
-      RuntimeError: it asks for native kernels, and there are none.
+        ValueError: TF_SCALECOM_BACKEND is none of its values.
+        RuntimeError: it asks for native kernels, and there are none.
     """
     wanted = os.environ.get(BACKEND_VARIABLE) or "auto"
     if wanted not in ("native", "xla", "auto"):

@@ -21,11 +21,11 @@ class Built:
     """The record of one library.
 
     Attributes:
-      tensorflow: version of TensorFlow, "" if there is no record.
-      cxx11_abi: "1" or "0", the ABI of libstdc++.
-      cuda: version of the CUDA toolkit, e.g. "13.0"; None without GPU kernels.
-      cuda_archs: compute capabilities that the GPU kernels are built for, rising: (8, 0), ...
-        Later ones than the last are compiled by the driver.
+        tensorflow: version of TensorFlow, "" if there is no record.
+        cxx11_abi: "1" or "0", the ABI of libstdc++.
+        cuda: version of the CUDA toolkit, e.g. "13.0"; None without GPU kernels.
+        cuda_archs: compute capabilities that the GPU kernels are built for, rising: (8, 0), ...
+            Later ones than the last are compiled by the driver.
     """
 
     tensorflow: str
@@ -47,7 +47,9 @@ def read(library: pathlib.Path) -> Built:
     # nvcc writes 800 for 8.0.
     archs = [divmod(int(arch) // 10, 10) for arch in facts.get("cuda_archs", "").split(",") if arch]
     return Built(
-        facts.get("tensorflow", ""), facts.get("cxx11_abi", ""), facts.get("cuda"),
+        facts.get("tensorflow", ""),
+        facts.get("cxx11_abi", ""),
+        facts.get("cuda"),
         tuple(sorted(archs)),
     )
 
@@ -71,10 +73,10 @@ def gpu_problem(
     """Why a library's kernels cannot run on the GPUs in sight; None if they can.
 
     Args:
-      built: the library's record.
-      capabilities: compute capability of each GPU.
-      driver: the newest CUDA that the driver knows, as 1000 * major + 10 * minor; None if it does
-        not say.
+        built: the library's record.
+        capabilities: compute capability of each GPU.
+        driver: the newest CUDA that the driver knows, as 1000 * major + 10 * minor; None if it does
+            not say.
     """
     if built.cuda is None:
         return f"a GPU is in sight, and the op library has {_NO_GPU_KERNELS}"

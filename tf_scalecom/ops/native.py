@@ -10,9 +10,9 @@ import pathlib
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
-from tf_scalecom.layout import Layout
 from tf_scalecom.ops import built
 from tf_scalecom.ops.xla import limits
+from tf_scalecom.wire.layout import Layout
 
 name = "native"
 
@@ -28,8 +28,8 @@ def library():
     """The loaded operations.
 
     Raises:
-      OSError: the library is missing, or was built for another TensorFlow.
-      tf.errors.OpError: it cannot be loaded.
+        OSError: the library is missing, or was built for another TensorFlow.
+        tf.errors.OpError: it cannot be loaded.
     """
     if not LIBRARY.exists():
         raise OSError(f"{LIBRARY.name} was not built with the package")
@@ -63,16 +63,27 @@ def any_nonfinite(gradients, residuals=()):
 def gather(gradients, residuals, words, nonfinite, layout, limit):
     """As `xla.gather`."""
     return library().scalecom_gather(
-        gradients, _handles(residuals), words, nonfinite, wire=layout.value_dtype,
-        limits=limits(layout, limit), **_attributes(layout),
+        gradients,
+        _handles(residuals),
+        words,
+        nonfinite,
+        wire=layout.value_dtype,
+        limits=limits(layout, limit),
+        **_attributes(layout),
     )
 
 
 def update(gradients, residuals, words, reduced, finite, layout, limit):
     """As `xla.update`."""
     return library().scalecom_update(
-        gradients, _handles(residuals), words, reduced, finite, limits=limits(layout, limit),
-        beta=layout.beta, **_attributes(layout),
+        gradients,
+        _handles(residuals),
+        words,
+        reduced,
+        finite,
+        limits=limits(layout, limit),
+        beta=layout.beta,
+        **_attributes(layout),
     )
 
 

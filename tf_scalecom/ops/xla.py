@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.layout import MAX_CHUNK_SIZE, Layout, TensorLayout
+from tf_scalecom.wire.layout import MAX_CHUNK_SIZE, Layout, TensorLayout
 
 name = "xla"
 
@@ -30,8 +30,8 @@ def select(
     the lowest offset first; those of an exact selection rise.
 
     Returns:
-      int32 [layout.offset_words]; see `pack_offsets`. In range even where a gradient is not
-      finite.
+        int32 [layout.offset_words]; see `pack_offsets`. In range even where a gradient is not
+        finite.
     """
     compensated = map(_compensated, gradients, residuals)
     offsets = [_offsets(p, t) for p, t in zip(compensated, _tensors(layout), strict=True)]
@@ -56,7 +56,7 @@ def any_nonfinite(
     Without residuals: of the gradients.
 
     Returns:
-      uint32 0 or 1.
+        uint32 0 or 1.
     """
     compensated = map(_compensated, gradients, residuals) if residuals else map(_flat, gradients)
     finite = all_finite(list(compensated))
@@ -74,17 +74,17 @@ def gather(
     """What this replica sends: the selected values of all tensors, and the finite flag.
 
     Args:
-      gradients: this replica's.
-      residuals: its residuals.
-      words: offsets, from the leader's `select`.
-      nonfinite: from `any_nonfinite`, of these gradients and residuals.
-      layout: the plan.
-      limit: finite values saturate there, as they do at the end of the wire's range. A number of
-        the wire's dtype, for all tensors or one for each; infinity for none.
+        gradients: this replica's.
+        residuals: its residuals.
+        words: offsets, from the leader's `select`.
+        nonfinite: from `any_nonfinite`, of these gradients and residuals.
+        layout: the plan.
+        limit: finite values saturate there, as they do at the end of the wire's range. A number of
+            the wire's dtype, for all tensors or one for each; infinity for none.
 
     Returns:
-      [layout.kept + 1] in the dtype of the wire. The last is the flag: 0 or, if `nonfinite`,
-      infinity, so that a sum says whether residual + gradient is finite on all replicas.
+        [layout.kept + 1] in the dtype of the wire. The last is the flag: 0 or, if `nonfinite`,
+        infinity, so that a sum says whether residual + gradient is finite on all replicas.
     """
     values = _sent(gradients, residuals, flat_indices(words, layout), layout, limit)
     flag = tf.where(tf.equal(nonfinite, 0), 0.0, float("inf"))
@@ -105,17 +105,17 @@ def update(
     What this replica sent is worked out again, so that `reduced` may take its place in memory.
 
     Args:
-      gradients: this replica's.
-      residuals: its residuals, updated.
-      words: offsets, from the leader's `select`.
-      reduced: [layout.kept + 1] the sum over all replicas of what `gather` made, in the dtype of
-        the wire. The flag at its end is not read.
-      finite: bool scalar; where false residuals stay and the result is not to be used.
-      layout: the plan.
-      limit: as for `gather`.
+        gradients: this replica's.
+        residuals: its residuals, updated.
+        words: offsets, from the leader's `select`.
+        reduced: [layout.kept + 1] the sum over all replicas of what `gather` made, in the dtype of
+            the wire. The flag at its end is not read.
+        finite: bool scalar; where false residuals stay and the result is not to be used.
+        layout: the plan.
+        limit: as for `gather`.
 
     Returns:
-      Reduced gradients, in the shapes and dtypes of `gradients`.
+        Reduced gradients, in the shapes and dtypes of `gradients`.
     """
     indices = flat_indices(words, layout)
     # Not in the cond: a compiler may take a cast to the wire's dtype and back for none at all.
@@ -135,15 +135,15 @@ def low_pass_filter(residual, gradient, indices, sent, beta) -> tf.Tensor:
     """Next step's residual of one flat tensor.
 
     Args:
-      residual: float32 [elements], m.
-      gradient: float32 [elements], g.
-      indices: integer [kept], I.
-      sent: [kept] in the dtype of the wire, s.
-      beta: in (0, 1].
+        residual: float32 [elements], m.
+        gradient: float32 [elements], g.
+        indices: integer [kept], I.
+        sent: [kept] in the dtype of the wire, s.
+        beta: in (0, 1].
 
     Returns:
-      float32 [elements]: m + beta g off I, (1 - beta) m + beta (m + g - s) on I. 1 - beta is the
-      difference of float32 numbers.
+        float32 [elements]: m + beta g off I, (1 - beta) m + beta (m + g - s) on I. 1 - beta is the
+        difference of float32 numbers.
     """
     compensated = residual + gradient
     unsent = tf.gather(compensated, indices) - tf.cast(sent, tf.float32)
@@ -162,12 +162,12 @@ def pack_offsets(offsets: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
     TensorFlow's collectives broadcast no 8- or 16-bit integers, so bytes travel as int32 words.
 
     Args:
-      offsets: one int32 [kept] per compressed tensor of `layout`.
-      layout: the plan.
+        offsets: one int32 [kept] per compressed tensor of `layout`.
+        layout: the plan.
 
     Returns:
-      int32 [layout.offset_words]: first all 1-byte offsets, then 2-byte, then 4-byte ones, each
-      group little-endian and padded with zeros to a whole word.
+        int32 [layout.offset_words]: first all 1-byte offsets, then 2-byte, then 4-byte ones, each
+        group little-endian and padded with zeros to a whole word.
     """
     words = []
     for width, members in layout.offset_groups.items():

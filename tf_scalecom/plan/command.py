@@ -7,7 +7,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from tf_scalecom.argument_types import number, positive_number, whole_number
+from tf_scalecom.base.argument_types import number, positive_number, whole_number
 from tf_scalecom.cross_device_ops import BUCKET_BYTES
 from tf_scalecom.plan import measure, plots
 from tf_scalecom.plan.advice import advice, gbits
@@ -30,35 +30,90 @@ _GRPC_HOST_NS = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds all options of the command."""
     parser.add_argument("model", help="a .keras file, or module:function that returns the model")
-    parser.add_argument("-n", "--num-workers", type=whole_number(1), required=True, metavar="W",
-                        help="workers, each with a link of its own")
-    parser.add_argument("--gbits", type=positive_number, required=True, metavar="G",
-                        help="bandwidth of a worker's link, Gbit/s")
-    parser.add_argument("--latency-us", type=number, default=100.0, metavar="L",
-                        help="time of a small message between workers, runtime included, "
-                        "microseconds; default: %(default)g")
+    parser.add_argument(
+        "-n",
+        "--num-workers",
+        type=whole_number(1),
+        required=True,
+        metavar="W",
+        help="workers, each with a link of its own",
+    )
+    parser.add_argument(
+        "--gbits",
+        type=positive_number,
+        required=True,
+        metavar="G",
+        help="bandwidth of a worker's link, Gbit/s",
+    )
+    parser.add_argument(
+        "--latency-us",
+        type=number,
+        default=100.0,
+        metavar="L",
+        help="time of a small message between workers, runtime included, "
+        "microseconds; default: %(default)g",
+    )
     compute = parser.add_mutually_exclusive_group(required=True)
-    compute.add_argument("--batch", type=whole_number(1), metavar="B",
-                         help="samples per replica and step: measure the step here")
-    compute.add_argument("--compute-ms", type=positive_number, metavar="T",
-                         help="or: time of a replica's step with nothing exchanged, milliseconds")
-    parser.add_argument("--ratios", type=_ratios, default=[25.0, 100.0, 400.0], metavar="R,R",
-                        help='compression ratios, or "auto"; default: 25,100,400')
-    parser.add_argument("--memory-gbytes", type=positive_number, metavar="M",
-                        help="bandwidth of a replica's memory, GB/s; default: measured here")
-    parser.add_argument("--host-ns", type=number, default=_GRPC_HOST_NS, metavar="H",
-                        help="time that the runtime spends on a byte sent, nanoseconds; default: "
-                        "%(default)g, as TensorFlow's gRPC on CPUs; give 0 for NCCL")
-    parser.add_argument("--replicas-per-worker", type=whole_number(1), default=1, metavar="R",
-                        help="default: %(default)s")
-    parser.add_argument("--inside-gbits", type=positive_number, metavar="I",
-                        help="bandwidth between the replicas of a worker, Gbit/s")
-    parser.add_argument("--bytes-per-pack", type=whole_number(1), default=BUCKET_BYTES,
-                        metavar="BYTES",
-                        help="as in CommunicationOptions; default: the package's, %(default)s")
+    compute.add_argument(
+        "--batch",
+        type=whole_number(1),
+        metavar="B",
+        help="samples per replica and step: measure the step here",
+    )
+    compute.add_argument(
+        "--compute-ms",
+        type=positive_number,
+        metavar="T",
+        help="or: time of a replica's step with nothing exchanged, milliseconds",
+    )
+    parser.add_argument(
+        "--ratios",
+        type=_ratios,
+        default=[25.0, 100.0, 400.0],
+        metavar="R,R",
+        help='compression ratios, or "auto"; default: 25,100,400',
+    )
+    parser.add_argument(
+        "--memory-gbytes",
+        type=positive_number,
+        metavar="M",
+        help="bandwidth of a replica's memory, GB/s; default: measured here",
+    )
+    parser.add_argument(
+        "--host-ns",
+        type=number,
+        default=_GRPC_HOST_NS,
+        metavar="H",
+        help="time that the runtime spends on a byte sent, nanoseconds; default: "
+        "%(default)g, as TensorFlow's gRPC on CPUs; give 0 for NCCL",
+    )
+    parser.add_argument(
+        "--replicas-per-worker",
+        type=whole_number(1),
+        default=1,
+        metavar="R",
+        help="default: %(default)s",
+    )
+    parser.add_argument(
+        "--inside-gbits",
+        type=positive_number,
+        metavar="I",
+        help="bandwidth between the replicas of a worker, Gbit/s",
+    )
+    parser.add_argument(
+        "--bytes-per-pack",
+        type=whole_number(1),
+        default=BUCKET_BYTES,
+        metavar="BYTES",
+        help="as in CommunicationOptions; default: the package's, %(default)s",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, in SI units")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE",
-                        help="draw 1 to 400 Gbit/s and 8 to 10,000 workers; needs matplotlib")
+    parser.add_argument(
+        "--plot",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="draw 1 to 400 Gbit/s and 8 to 10,000 workers; needs matplotlib",
+    )
 
 
 def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -129,13 +184,26 @@ def _text(scenario, args):
 
 
 def _table(rows: Sequence[Forecast]) -> str:
-    header = ("method", "MB sent", "step ms", "compute", "kernels", "transfer", "latency",
-              "times as fast", "if below Gbit/s")
+    header = (
+        "method",
+        "MB sent",
+        "step ms",
+        "compute",
+        "kernels",
+        "transfer",
+        "latency",
+        "times as fast",
+        "if below Gbit/s",
+    )
     lines = [header, *map(_line, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join([line[0].ljust(widths[0]),
-                   *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
+        "  ".join(
+            [
+                line[0].ljust(widths[0]),
+                *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True)),
+            ]
+        )
         for line in lines
     )
 
@@ -163,15 +231,17 @@ def _json(scenario, args):
     """All numbers; a break-even bandwidth of null is one without a bound."""
     methods = []
     for row in forecasts(scenario):
-        methods.append({
-            "method": row.method,
-            "hierarchical": row.hierarchical,
-            **dataclasses.asdict(row.exchange),
-            **dataclasses.asdict(row.time),
-            "step_seconds": row.time.step_seconds,
-            "speed_up": row.speed_up,
-            "break_even_bytes_per_second": _finite(row.break_even_bytes_per_second),
-        })
+        methods.append(
+            {
+                "method": row.method,
+                "hierarchical": row.hierarchical,
+                **dataclasses.asdict(row.exchange),
+                **dataclasses.asdict(row.time),
+                "step_seconds": row.time.step_seconds,
+                "speed_up": row.speed_up,
+                "break_even_bytes_per_second": _finite(row.break_even_bytes_per_second),
+            }
+        )
     cluster = {name: _finite(v) for name, v in dataclasses.asdict(scenario.cluster).items()}
     return json.dumps(
         {

@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 
-from tf_scalecom.layout import Layout
 from tf_scalecom.plan import performance
 from tf_scalecom.plan.performance import Cluster, Exchange, StepTime
+from tf_scalecom.wire.layout import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,10 +13,10 @@ class Scenario:
     """What to predict.
 
     Attributes:
-      layouts: plans of one model, of one or more ratios and dtypes of values.
-      cluster: on what.
-      compute_seconds: of a step with nothing exchanged.
-      bucket_bytes: as in `Layout.buckets`.
+        layouts: plans of one model, of one or more ratios and dtypes of values.
+        cluster: on what.
+        compute_seconds: of a step with nothing exchanged.
+        bucket_bytes: as in `Layout.buckets`.
     """
 
     layouts: tuple[tuple[str, Layout], ...]
@@ -30,14 +30,14 @@ class Forecast:
     """One way to exchange gradients.
 
     Attributes:
-      method: its name.
-      layout: the plan; None for one that has none.
-      hierarchical: whether a worker's replicas sum first.
-      exchange: what it moves.
-      time: seconds of a step.
-      speed_up: step time of dense float32 / its own.
-      break_even_bytes_per_second: of a link, below which it is faster than dense float32; 0:
-        never, infinity: at any.
+        method: its name.
+        layout: the plan; None for one that has none.
+        hierarchical: whether a worker's replicas sum first.
+        exchange: what it moves.
+        time: seconds of a step.
+        speed_up: step time of dense float32 / its own.
+        break_even_bytes_per_second: of a link, below which it is faster than dense float32; 0:
+            never, infinity: at any.
     """
 
     method: str

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import keras
 
-from tf_scalecom.compression import CompressionConfig
-from tf_scalecom.layout import Layout
+from tf_scalecom.wire.config import CompressionConfig
+from tf_scalecom.wire.layout import Layout
 
 _EXPECTED = "plan: expected a .keras file or an import path module:function"
 
@@ -17,7 +17,7 @@ def load_model(where: str) -> keras.Model:
     """The built model at a path `name.keras`, or returned by `module:function`.
 
     Raises:
-      ValueError: there is none, or it has no trainable variables yet.
+        ValueError: there is none, or it has no trainable variables yet.
     """
     if where.endswith(".keras"):
         model = _from_file(where)
@@ -78,7 +78,7 @@ def layouts_of(
     """(name, plan) for each ratio and dtype of values, as `ScaleComOptimizer` makes it.
 
     Raises:
-      ValueError: as the optimizer does: "auto" does not know a layer of the model.
+        ValueError: as the optimizer does: "auto" does not know a layer of the model.
     """
     layouts = []
     for ratio in ratios:

@@ -20,11 +20,11 @@ def step_seconds(model: keras.Model, batch: int) -> float:
     model's weights change.
 
     Args:
-      model: built, with inputs whose sizes are known but for the batch.
-      batch: samples per step.
+        model: built, with inputs whose sizes are known but for the batch.
+        batch: samples per step.
 
     Raises:
-      ValueError: the inputs' sizes or dtypes do not say what to feed.
+        ValueError: the inputs' sizes or dtypes do not say what to feed.
     """
     inputs = tf.nest.map_structure(lambda tensor: _sample(tensor, batch), _inputs(model))
     optimizer = getattr(model, "optimizer", None) or keras.optimizers.SGD(0.0)

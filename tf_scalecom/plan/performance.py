@@ -16,8 +16,8 @@ no TensorFlow here.
 import dataclasses
 import math
 
-from tf_scalecom.layout import Layout, TensorLayout
-from tf_scalecom.report import compression_report
+from tf_scalecom.wire.layout import Layout, TensorLayout
+from tf_scalecom.wire.report import compression_report
 
 _RESIDUAL_BYTES = 4  # float32
 
@@ -27,13 +27,13 @@ class Cluster:
     """Workers, and what moving something costs them.
 
     Attributes:
-      workers: W, processes with a link each.
-      link_bytes_per_second: what a worker can send through its link, and receive meanwhile.
-      message_seconds: from sending a small message to its arrival, the runtime's part included.
-      memory_bytes_per_second: bytes that a copy reads and writes, of one replica's memory.
-      host_seconds_per_byte: what the runtime spends on a byte sent: copies, sums, system calls.
-      replicas_per_worker: R; W * R replicas train.
-      inside_bytes_per_second: between the replicas of a worker; at least as fast as the link.
+        workers: W, processes with a link each.
+        link_bytes_per_second: what a worker can send through its link, and receive meanwhile.
+        message_seconds: from sending a small message to its arrival, the runtime's part included.
+        memory_bytes_per_second: bytes that a copy reads and writes, of one replica's memory.
+        host_seconds_per_byte: what the runtime spends on a byte sent: copies, sums, system calls.
+        replicas_per_worker: R; W * R replicas train.
+        inside_bytes_per_second: between the replicas of a worker; at least as fast as the link.
     """
 
     workers: int
@@ -50,11 +50,11 @@ class Exchange:
     """What one step's exchange must move, whatever the speeds.
 
     Attributes:
-      sent_bytes: sent by a replica (hierarchical: by a worker), mean over a cycle of leaders.
-      path_bytes: bytes that pass a link one after another until the last worker has its sums.
-      messages: how many messages wait for one another meanwhile.
-      kernel_bytes: read and written in the memory of a replica, mean over a cycle of leaders.
-      inside_bytes: bytes that pass a link inside a worker, one after another.
+        sent_bytes: sent by a replica (hierarchical: by a worker), mean over a cycle of leaders.
+        path_bytes: bytes that pass a link one after another until the last worker has its sums.
+        messages: how many messages wait for one another meanwhile.
+        kernel_bytes: read and written in the memory of a replica, mean over a cycle of leaders.
+        inside_bytes: bytes that pass a link inside a worker, one after another.
     """
 
     sent_bytes: float
@@ -98,7 +98,7 @@ def break_even_bytes_per_second(contender: Exchange, dense: Exchange, cluster: C
     """The bandwidth of a link below which the contender's step is the shorter one.
 
     Returns:
-      0 if it never is, infinity if it is at any bandwidth.
+        0 if it never is, infinity if it is at any bandwidth.
     """
     saved_bytes = dense.path_bytes - contender.path_bytes
     unlimited = dataclasses.replace(cluster, link_bytes_per_second=math.inf)
@@ -137,9 +137,9 @@ def compressed_exchange(
     """CLT-k among all replicas: of each bucket the offsets by broadcast, the values by a ring.
 
     Args:
-      layout: the plan; where it compresses nothing this is `dense_exchange`.
-      bucket_bytes: as in `Layout.buckets`.
-      workers, replicas_per_worker: as in `Cluster`.
+        layout: the plan; where it compresses nothing this is `dense_exchange`.
+        bucket_bytes: as in `Layout.buckets`.
+        workers, replicas_per_worker: as in `Cluster`.
     """
     n = workers * replicas_per_worker
     if n == 1 or not layout.compressed:
@@ -169,8 +169,8 @@ def hierarchical_exchange(
     """The replicas of a worker sum their gradients on the first one, which exchanges with others.
 
     Args:
-      layout, bucket_bytes, workers: as in `compressed_exchange`.
-      replicas_per_worker: 2 or more.
+        layout, bucket_bytes, workers: as in `compressed_exchange`.
+        replicas_per_worker: 2 or more.
     """
     exchange = compressed_exchange(layout, bucket_bytes, workers)
     gradient_bytes = sum(map(_gradient_bytes, layout.tensors))
@@ -188,8 +188,8 @@ class _Tree:
     """TensorFlow's broadcast: node r passes on to nodes 2r + 1 and 2r + 2, which share its link.
 
     Attributes:
-      depth: messages on the longest way from the root.
-      sends: copies that leave the nodes of that way, one after another.
+        depth: messages on the longest way from the root.
+        sends: copies that leave the nodes of that way, one after another.
     """
 
     def __init__(self, nodes: int):

@@ -16,7 +16,7 @@ def draw(scenario: Scenario, path: pathlib.Path) -> bool:
     """Draws a scenario at 1 to 400 Gbit/s, at 8 to 10,000 workers, and both at once.
 
     Returns:
-      False, and no picture, without matplotlib.
+        False, and no picture, without matplotlib.
     """
     plt = pyplot()
     if plt is None:
@@ -29,9 +29,7 @@ def draw(scenario: Scenario, path: pathlib.Path) -> bool:
     _draw_methods(workers, scenario, "workers", _WORKERS, 1)
     workers.set_title(f"{gbits:g} Gbit/s", fontsize=10)
     for count in _GROUPS:
-        varied = _varied(
-            _with(scenario, workers=count), "link_bytes_per_second", _GBITS, _GBIT
-        )
+        varied = _varied(_with(scenario, workers=count), "link_bytes_per_second", _GBITS, _GBIT)
         both.plot(_GBITS, [_fastest_compressed(at) for at in varied], label=f"{count:,} workers")
     both.axhline(1, color="black", linewidth=0.8)
     both.set_title("the fastest compressed way", fontsize=10)

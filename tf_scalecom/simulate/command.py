@@ -9,7 +9,7 @@ import typing
 
 import tensorflow as tf
 
-from tf_scalecom.argument_types import number
+from tf_scalecom.base.argument_types import number
 from tf_scalecom.simulate import plots, run_files, runs
 from tf_scalecom.simulate.config import METHODS, SimulationConfig, value_types
 from tf_scalecom.simulate.task import load_task

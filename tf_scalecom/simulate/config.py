@@ -5,14 +5,14 @@ import hashlib
 import math
 import typing
 
-from tf_scalecom.compression import (
+from tf_scalecom.wire.config import (
     SELECTIONS,
     WARMUP_RATIO,
     WARMUPS,
     CompressionConfig,
     check_warmup_steps,
 )
-from tf_scalecom.warmup import STAGES
+from tf_scalecom.wire.warmup import STAGES
 
 METHODS = {
     "dense": "plain all-reduce",
@@ -110,7 +110,11 @@ class SimulationConfig:
     def compression(self, selection: str | None = None) -> CompressionConfig:
         """The arguments of `ScaleComOptimizer`, with this or another selection."""
         return CompressionConfig(
-            self.compression_ratio, self.beta, (), selection or self.selection, self.chunk_keep,
+            self.compression_ratio,
+            self.beta,
+            (),
+            selection or self.selection,
+            self.chunk_keep,
             "float32",
         )
 

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_scalecom import ops
-from tf_scalecom.layout import Layout
 from tf_scalecom.ops.xla import flat_indices
+from tf_scalecom.wire.layout import Layout
 
 
 def cosine_distance(residuals: Sequence[Sequence[tf.Variable]]) -> float:
@@ -21,7 +21,7 @@ def cosine_distance(residuals: Sequence[Sequence[tf.Variable]]) -> float:
     takes one pass, not one per pair.
 
     Returns:
-      NaN for one learner, and where some learner's residual is zero.
+        NaN for one learner, and where some learner's residual is zero.
     """
     n = len(residuals)
     norms = [np.sqrt(sum(_squares(m.numpy()) for m in own)) for own in residuals]
@@ -49,7 +49,7 @@ class SelectionQuality:
     """The leader's choice beside the exact top-k of x, a variable at a time.
 
     Args:
-      shapes: of the compressed variables.
+        shapes: of the compressed variables.
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]]):
@@ -66,19 +66,19 @@ class SelectionQuality:
         """Compares the sets and states the bound that follows.
 
         Args:
-          compensated: x, [compressed variable].
-          leader_gradients, leader_residuals: of this step's leader, [compressed variable].
-          layout: the step's plan.
-          exact_layout: the plan of exact selection.
+            compensated: x, [compressed variable].
+            leader_gradients, leader_residuals: of this step's leader, [compressed variable].
+            layout: the step's plan.
+            exact_layout: the plan of exact selection.
 
         Returns:
-          hamming_distance: of the two index sets, over the sum of their sizes (2k where both have
-            k elements): 0 for equal sets, 1 for disjoint ones.
-          gamma0: the contraction of the exact top-k.
-          contraction_bound: sum over variables of (h + (1 - h) gamma0) |x|^2, over |x|^2, with
-            each variable's own Hamming distance h = d/k and gamma0.
+            hamming_distance: of the two index sets, over the sum of their sizes (2k where both have
+                k elements): 0 for equal sets, 1 for disjoint ones.
+            gamma0: the contraction of the exact top-k.
+            contraction_bound: sum over variables of (h + (1 - h) gamma0) |x|^2, over |x|^2, with
+                each variable's own Hamming distance h = d/k and gamma0.
 
-          The last two are 0 where x is.
+            The last two are 0 where x is.
         """
         chosen = _selected(leader_gradients, leader_residuals, layout)
         best = _selected(compensated, self._zeros, exact_layout)

@@ -22,12 +22,12 @@ class LearnerGradients:
     sees the learners' batches in turn.
 
     Args:
-      task: has the loss.
-      model: built.
-      learners: n.
-      summed: whether only the sum over all learners is wanted, which takes a fraction of the time
-        and memory.
-      vectorized: overrides that choice.
+        task: has the loss.
+        model: built.
+        learners: n.
+        summed: whether only the sum over all learners is wanted, which takes a fraction of the time
+            and memory.
+        vectorized: overrides that choice.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LearnerGradients:
         """Returns the mean loss, and gradients [learner][variable]; their sum as of one learner.
 
         Args:
-          batches: for each learner, a nest of arrays.
+            batches: for each learner, a nest of arrays.
         """
         losses, gradients = [], []
         for start in range(0, self._learners, self._group):
@@ -93,7 +93,8 @@ class LearnerGradients:
         with tf.GradientTape() as tape:
             losses = losses_of(batch)
         gradients = tape.gradient(
-            losses, [v.value for v in variables],
+            losses,
+            [v.value for v in variables],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         return losses, [tf.convert_to_tensor(g) for g in gradients]  # IndexedSlices become dense

@@ -1,16 +1,15 @@
 """How the learners' gradients become one, and what each learner would send for it.
 
-The methods that select elements all run `algorithm.exchange`; they differ in who chooses.
+The methods that select elements all run `clt_k.exchange`; they differ in who chooses.
 """
 
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from tf_scalecom import algorithm, ops
-from tf_scalecom.communicator import ListCommunicator
-from tf_scalecom.layout import Layout
-from tf_scalecom.report import compression_report
+from tf_scalecom import ops
+from tf_scalecom.reduction import clt_k
+from tf_scalecom.reduction.communicator import ListCommunicator
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.power_sgd import PowerSGD
 from tf_scalecom.simulate.reduction import (
@@ -20,6 +19,8 @@ from tf_scalecom.simulate.reduction import (
     named_residuals,
     zero_residuals,
 )
+from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.report import compression_report
 
 
 class SelectingMethod:
@@ -36,8 +37,11 @@ class SelectingMethod:
         self.residuals = zero_residuals(config.learners, shapes)
 
     def reduce(self, gradients, layout, step):
-        exchanged = algorithm.exchange(
-            gradients, self.residuals, layout, step,
+        exchanged = clt_k.exchange(
+            gradients,
+            self.residuals,
+            layout,
+            step,
             self._communicator(gradients, layout, step),
         )
         return Reduced(exchanged.gradients[0], exchanged.gradients, exchanged.finite[0])
@@ -114,7 +118,7 @@ class LocalTopK(SelectingMethod):
 
     def reduce(self, gradients, layout, step):
         sent = [
-            algorithm.exchange(
+            clt_k.exchange(
                 [own], [residuals], layout, tf.constant(0), ListCommunicator(1)
             ).gradients[0]
             for own, residuals in zip(gradients, self.residuals, strict=True)
@@ -144,10 +148,9 @@ def build_method(layout: Layout, config: SimulationConfig) -> Method:
     """The method a config names.
 
     Args:
-      layout: the plan at the full compression ratio.
-      config: the run's options.
+        layout: the plan at the full compression ratio.
+        config: the run's options.
     """
     if config.method == "dense":
         layout = layout.without_compression()
     return _CLASSES[config.method](layout, config)
-

@@ -39,7 +39,7 @@ def draw(folders: Sequence[pathlib.Path], path: pathlib.Path) -> bool:
     """Draws every measure of the given runs over the steps, and the evaluations.
 
     Returns:
-      False, and no picture, without matplotlib.
+        False, and no picture, without matplotlib.
     """
     plt = pyplot()
     if plt is None:
@@ -58,7 +58,7 @@ def draw(folders: Sequence[pathlib.Path], path: pathlib.Path) -> bool:
         for folder in folders:
             if (folder / table).exists():
                 axis.plot(*column(folder, table, name), marker=".", label=folder.name)
-    for axis in axes.flat[len(panels):]:
+    for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", fontsize=7, bbox_to_anchor=(0.5, 1.0))

@@ -14,10 +14,10 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.layout import MIN_COMPRESSED_ELEMENTS, Layout
-from tf_scalecom.report import compression_report
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.reduction import Reduced, named_residuals, zero_residuals
+from tf_scalecom.wire.layout import MIN_COMPRESSED_ELEMENTS, Layout
+from tf_scalecom.wire.report import compression_report
 
 
 class PowerSGD:
@@ -32,9 +32,7 @@ class PowerSGD:
         self._rank = config.rank
         self._shapes = [t.shape for t in layout.tensors]
         self.compressed = tuple(i for i, s in enumerate(self._shapes) if self._pays(s))
-        self.residuals = zero_residuals(
-            config.learners, [self._shapes[i] for i in self.compressed]
-        )
+        self.residuals = zero_residuals(config.learners, [self._shapes[i] for i in self.compressed])
         rng = np.random.default_rng([config.seed, 0])
         self._queries = [
             tf.Variable(rng.normal(size=(self._shapes[i][-1], config.rank)).astype(np.float32))

@@ -5,16 +5,16 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tf_scalecom.layout import Layout
+from tf_scalecom.wire.layout import Layout
 
 
 class Reduced(NamedTuple):
     """Result of one reduction.
 
     Attributes:
-      gradients: [variable], the sum over all learners.
-      sent: [learner][variable]: not zero where that learner's element took part.
-      finite: bool scalar. Where false gradients are not to be used.
+        gradients: [variable], the sum over all learners.
+        sent: [learner][variable]: not zero where that learner's element took part.
+        finite: bool scalar. Where false gradients are not to be used.
     """
 
     gradients: list[tf.Tensor]
@@ -26,8 +26,8 @@ class Method(Protocol):
     """A reduction with its memory.
 
     Attributes:
-      compressed: positions of the variables it compresses.
-      residuals: [learner][compressed variable], float32 variables.
+        compressed: positions of the variables it compresses.
+        residuals: [learner][compressed variable], float32 variables.
     """
 
     compressed: tuple[int, ...]
@@ -64,9 +64,9 @@ def compensated_sum(gradients, residuals, compressed: Sequence[int]) -> list[tf.
     """sum_i (g_i + m_i) of each compressed variable.
 
     Args:
-      gradients: [learner][variable].
-      residuals: [learner][compressed variable].
-      compressed: positions of the compressed variables.
+        gradients: [learner][variable].
+        residuals: [learner][compressed variable].
+        compressed: positions of the compressed variables.
     """
     return [
         tf.add_n([own[position] for own in gradients])

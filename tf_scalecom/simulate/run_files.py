@@ -28,7 +28,7 @@ def open_config(folder: pathlib.Path, task: Task, config: SimulationConfig) -> N
     """Writes task and options down, or checks that they are those the folder was begun with.
 
     Raises:
-      UnusableFolder: they are others, or nothing can be written there.
+        UnusableFolder: they are others, or nothing can be written there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,9 +84,9 @@ class Table:
     """A CSV file that grows by a row at a time, of rows {column: value}; the first is the step.
 
     Args:
-      path: the file.
-      columns: names; None takes them from the first row.
-      last_step: rows beyond are dropped: the run that goes on writes them anew.
+        path: the file.
+        columns: names; None takes them from the first row.
+        last_step: rows beyond are dropped: the run that goes on writes them anew.
     """
 
     def __init__(self, path: pathlib.Path, columns: Sequence[str] | None, last_step: int):

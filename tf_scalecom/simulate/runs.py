@@ -25,13 +25,13 @@ def run_all(
     same end.
 
     Args:
-      task: model and data.
-      configs: the runs.
-      out: every run gets a folder of its own under it, named after its options.
-      save_seconds: time between saved states.
+        task: model and data.
+        configs: the runs.
+        out: every run gets a folder of its own under it, named after its options.
+        save_seconds: time between saved states.
 
     Returns:
-      The runs' folders, in order.
+        The runs' folders, in order.
     """
     tf.config.experimental.enable_op_determinism()
     folders = [out / config.name for config in configs]
@@ -54,15 +54,15 @@ def run(
     machine under TensorFlow's op determinism.
 
     Args:
-      task: model and data.
-      config: the options.
-      folder: for this run alone.
-      save_seconds: time between saved states.
-      report: takes a line of progress.
+        task: model and data.
+        config: the options.
+        folder: for this run alone.
+        save_seconds: time between saved states.
+        report: takes a line of progress.
 
     Returns:
-      {"step", "bytes_total", "diverged", the last evaluation's figures unless it diverged}, which
-      result.json holds.
+        {"step", "bytes_total", "diverged", the last evaluation's figures unless it diverged}, which
+        result.json holds.
     """
     run_files.open_config(folder, task, config)
     if (result := run_files.read_result(folder)) is not None:
@@ -92,8 +92,10 @@ def run(
             row = {"step": simulation.step, "bytes_total": simulation.bytes_total, **evaluation}
             evaluations.append(row)
         if is_record:
-            report(f"{clock.progress(simulation.step)}, loss {measured['loss']:.4f}"
-                   + (f", {_figures(evaluation)}" if evaluation else ""))
+            report(
+                f"{clock.progress(simulation.step)}, loss {measured['loss']:.4f}"
+                + (f", {_figures(evaluation)}" if evaluation else "")
+            )
         if time.monotonic() - last_save >= save_seconds:
             run_files.save_state(folder, simulation)
             last_save = time.monotonic()

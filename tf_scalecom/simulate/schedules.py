@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from tf_scalecom.layout import Layout
 from tf_scalecom.simulate.config import SimulationConfig
-from tf_scalecom.warmup import Stage, layout_at, warmup_stages
+from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.warmup import Stage, layout_at, warmup_stages
 
 # Beta changes in steps of this size: the kernels are prepared anew for each value.
 _BETA_DIGITS = 2
@@ -29,11 +29,11 @@ class LayoutSchedule:
     """The plan of each step.
 
     Args:
-      config: says ratio, warm-up and beta.
-      variables: the model's trainable variables.
+        config: says ratio, warm-up and beta.
+        variables: the model's trainable variables.
 
     Attributes:
-      final: the plan after the warm-up, with the first beta.
+        final: the plan after the warm-up, with the first beta.
     """
 
     def __init__(self, config: SimulationConfig, variables: Sequence):

@@ -6,13 +6,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.layout import Layout
 from tf_scalecom.simulate import diagnostics, schedules
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.gradients import LearnerGradients
 from tf_scalecom.simulate.methods import build_method
 from tf_scalecom.simulate.reduction import Reduced, compensated_sum, zero_residuals
 from tf_scalecom.simulate.task import DataOrder, Task
+from tf_scalecom.wire.layout import Layout
 
 MEASURES = (
     "learning_rate",
@@ -40,8 +40,8 @@ class Simulation:
     """Trains. Everything that a step depends on is in `variables()`, `step` and `bytes_total`.
 
     Args:
-      task: model and data.
-      config: the run's options.
+        task: model and data.
+        config: the run's options.
     """
 
     def __init__(self, task: Task, config: SimulationConfig):
@@ -76,7 +76,7 @@ class Simulation:
         Of method dense, their sum as if there were one learner.
 
         Raises:
-          Diverged: the loss is not finite.
+            Diverged: the loss is not finite.
         """
         learners = range(self.config.learners)
         batches = [self.task.batch(self._order.indices(self.step, i)) for i in learners]
@@ -89,13 +89,13 @@ class Simulation:
         """Makes one step.
 
         Args:
-          measure: whether to look at residuals and selections too, which costs about a step.
+            measure: whether to look at residuals and selections too, which costs about a step.
 
         Returns:
-          Some of `MEASURES`.
+            Some of `MEASURES`.
 
         Raises:
-          Diverged: the loss, or a learner's residual + gradient, is not finite.
+            Diverged: the loss, or a learner's residual + gradient, is not finite.
         """
         loss, gradients = self.gradients()
         layout = self._schedule.layout(self.step)

@@ -17,7 +17,7 @@ class Task(Protocol):
     """A model with its data.
 
     Attributes:
-      train_size: number of training examples.
+        train_size: number of training examples.
     """
 
     train_size: int
@@ -41,8 +41,8 @@ def load_task(path: pathlib.Path) -> Task:
     The task's new attribute `task_name` is the file's, with its folder's: "image/small_task".
 
     Raises:
-      ValueError: there is no such file, it cannot be imported, or its `build_task` is missing or
-        returns no task.
+        ValueError: there is no such file, it cannot be imported, or its `build_task` is missing or
+            returns no task.
     """
     if not path.is_file():
         raise ValueError(

@@ -1,0 +1,193 @@
+"""What clusters/ holds fits what it is for: SLURM's variables, Kubeflow's schema, ssh, Ray."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import kubernetes.client
+import pytest
+import yaml
+from kubeflow.training import models as kubeflow_models
+from package_source import ROOT, run
+
+from tf_scalecom import slurm
+from tf_scalecom.workers.cluster import parse_tf_config
+
+CLUSTERS = ROOT / "clusters"
+
+
+# SLURM.
+
+
+def slurm_task(rank, nodelist, tasks_per_node, node, local, job=7):
+    return {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_NODELIST": nodelist,
+        "SLURM_STEP_TASKS_PER_NODE": tasks_per_node,
+        "SLURM_PROCID": str(rank),
+        "SLURM_NODEID": str(node),
+        "SLURM_LOCALID": str(local),
+    }
+
+
+def test_slurm_tasks_are_workers_by_rank_without_a_gpu():
+    tasks = [
+        slurm_task(0, "n[9-11],m5", "2,1(x3)", 0, 0),
+        slurm_task(1, "n[9-11],m5", "2,1(x3)", 0, 1),
+        slurm_task(3, "n[9-11],m5", "2,1(x3)", 2, 0),
+    ]
+    configs = [slurm.tf_config(task) for task in tasks]
+    addresses = configs[0]["cluster"]["worker"]
+    assert [address.partition(":")[0] for address in addresses] == ["n9", "n9", "n10", "n11", "m5"]
+    assert len(set(addresses)) == 5
+    for config, rank in zip(configs, (0, 1, 3), strict=True):
+        assert parse_tf_config(json.dumps(config)).name == f"worker {rank}"
+        assert config["cluster"]["worker"] == addresses
+
+
+def test_slurm_jobs_on_one_node_have_different_ports_below_those_the_system_gives_away():
+    def ports(job):
+        config = slurm.tf_config(slurm_task(0, "n1", "64", 0, 0, job))
+        return {int(address.partition(":")[2]) for address in config["cluster"]["worker"]}
+
+    taken = [ports(job) for job in range(1000, 1320)]
+    assert len(set().union(*taken)) == 320 * 64
+    assert max(map(max, taken)) < 32768 and min(map(min, taken)) >= 1024
+
+
+@pytest.mark.parametrize(
+    ("task", "complaint"),
+    [
+        ({}, "SLURM_STEP_NODELIST in the environment .* received none"),
+        (slurm_task("first", "n1", "1", 0, 0), "SLURM_PROCID to be a whole number; .* 'first'"),
+        (slurm_task(1, "n[1-2]", "2(x2)", 1, 0), "received task 1 as number 0 on node 1"),
+        (slurm_task(0, "n[1-2]", "65,1", 0, 0), "1 to 64 tasks"),
+        (slurm_task(0, "r[1-2]n1", "1(x2)", 0, 0), "received 'r\\[1-2\\]n1'. Set it to the names"),
+    ],
+)
+def test_what_slurm_does_not_say_is_refused(task, complaint):
+    with pytest.raises(ValueError, match=f"(?s)Expected .*{complaint}"):
+        slurm.tf_config(task)
+
+
+def test_the_command_under_srun_sees_tf_config():
+    environment = slurm_task(1, "n[1-2]", "1(x2)", 1, 0)
+    output = run(
+        sys.executable, "-m", "tf_scalecom.slurm", "sh", "-c", 'echo "$1 $TF_CONFIG"', "-", "a b",
+        cwd=ROOT, **environment,
+    )  # fmt: skip
+    config = slurm.tf_config(environment)
+    assert f"a b {json.dumps(config)}" in output
+
+
+def test_a_command_that_cannot_be_run_is_named(monkeypatch):
+    for name, value in slurm_task(0, "n1", "1", 0, 0).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TF_CONFIG", "")  # restored afterwards
+    with pytest.raises(SystemExit, match=r"received 'no-such-command' .No such file"):
+        slurm.main(["no-such-command"])
+
+
+# Kubernetes.
+
+_PLAIN = {"str": str, "int": int, "bool": bool, "float": (int, float)}
+
+
+def check_against_models(kind: str, value, place: str):
+    """Builds the API's model of a manifest: no field it does not know, all that it requires."""
+    if kind.startswith("list["):
+        return [check_against_models(kind[5:-1], v, f"{place}[]") for v in value]
+    if kind.startswith("dict("):
+        kind = kind[5:-1].partition(", ")[2]
+        return {k: check_against_models(kind, v, f"{place}.{k}") for k, v in value.items()}
+    if kind in _PLAIN:
+        assert isinstance(value, _PLAIN[kind]), f"{place}: expected {kind}, received {value!r}"
+        return value
+    model = getattr(kubeflow_models, kind, None) or getattr(kubernetes.client, kind)
+    names = {json_name: name for name, json_name in model.attribute_map.items()}
+    assert not set(value) - set(names), f"{place}: unknown {set(value) - set(names)}"
+    fields = {
+        names[k]: check_against_models(model.openapi_types[names[k]], v, f"{place}.{k}")
+        for k, v in value.items()
+    }
+    return model(**fields)  # raises where a required field is missing
+
+
+@pytest.mark.parametrize("name", ["tfjob_cpu.yaml", "tfjob_gpu.yaml"])
+def test_kubeflow_takes_the_manifest(name):
+    manifest = yaml.safe_load((CLUSTERS / name).read_text())
+    job = check_against_models("KubeflowOrgV1TFJob", manifest, name)
+    assert (job.api_version, job.kind) == ("kubeflow.org/v1", "TFJob")
+    worker = job.spec.tf_replica_specs["Worker"]
+    assert worker.restart_policy in ("Always", "OnFailure", "Never", "ExitCode")
+    assert job.spec.run_policy.scheduling_policy.min_available == worker.replicas
+    (container,) = worker.template.spec.containers
+    assert container.name == "tensorflow"  # or the operator sets no TF_CONFIG
+    assert ("nvidia.com/gpu" in container.resources.limits) == ("gpu" in name)
+    mounted = {mount.name for mount in container.volume_mounts}
+    assert mounted == {volume.name for volume in worker.template.spec.volumes}
+
+
+def test_the_check_of_manifests_finds_mistakes():
+    manifest = yaml.safe_load((CLUSTERS / "tfjob_cpu.yaml").read_text())
+    template = manifest["spec"]["tfReplicaSpecs"]["Worker"]["template"]
+    template["spec"]["containers"][0]["comand"] = ["python"]
+    with pytest.raises(AssertionError, match="comand"):
+        check_against_models("KubeflowOrgV1TFJob", manifest, "manifest")
+
+
+def test_tf_config_as_the_training_operator_writes_it_is_understood():
+    addresses = [f"scalecom-worker-{i}.default.svc:2222" for i in range(4)]
+    config = {
+        "cluster": {"worker": addresses},
+        "task": {"type": "worker", "index": 2},
+        "environment": "cloud",
+    }
+    assert parse_tf_config(json.dumps(config)).address == addresses[2]
+
+
+# ssh and shell.
+
+
+@pytest.mark.parametrize("name", ["train.sbatch", "start_over_ssh.sh"])
+def test_shell_scripts_are_well_formed(name):
+    run("bash", "-n", CLUSTERS / name, cwd=ROOT)
+
+
+def test_hosts_over_ssh_get_their_places_and_a_failure_is_passed_on(tmp_path):
+    """With `ssh HOST COMMAND` replaced by a shell here; the quoting is as for the real one."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    code = (
+        "import os, sys; config = os.environ['TF_CONFIG']; print(config, sys.argv[1:]); "
+        "sys.exit(3 if config.endswith('1}}') else 0)"
+    )
+    process = subprocess.run(
+        [CLUSTERS / "start_over_ssh.sh", "a b", "12345", sys.executable, "-c", code, "x y"],
+        env={**os.environ, "SSH": str(ssh)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert process.returncode == 3, process.stderr
+    for rank in (0, 1):
+        (line,) = (s for s in process.stdout.splitlines() if s.startswith(f"[worker {rank}] "))
+        config, _, arguments = line.removeprefix(f"[worker {rank}] ").rpartition(" [")
+        assert arguments == "'x y']"
+        cluster = parse_tf_config(config)
+        assert cluster.jobs == {"worker": ("a:12345", "b:12345")} and cluster.task_id == rank
+
+
+# Ray.
+
+
+@pytest.mark.multi_worker
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'ray[train]'"
+)
+def test_two_workers_train_on_a_local_ray(tmp_path):
+    output = run(
+        sys.executable, CLUSTERS / "ray_train.py", "--storage", tmp_path,
+        cwd=tmp_path, PYTHONPATH=str(ROOT), RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="200",
+    )  # fmt: skip
+    assert "replicas 2, loss" in output

@@ -1,0 +1,424 @@
+"""`python -m tf_scalecom run`: what the user sees, its exit code, what it leaves behind."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tf_scalecom.__main__ import main
+from tf_scalecom.launch import launcher
+from tf_scalecom.launch.local_cluster import reserve_ports
+
+PREAMBLE = """
+import json, os, pathlib, signal, subprocess, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+rank = config["task"]["index"]
+here = pathlib.Path(sys.argv[0]).parent
+def wait_for(name):
+    while not (here / name).exists():
+        time.sleep(0.01)
+def meet(name):
+    (here / f"{name}-{rank}").touch()
+    for other in range(len(config["cluster"]["worker"])):
+        wait_for(f"{name}-{other}")
+"""
+# Ends the tests themselves if the code under test waits for ever.
+LIMIT_SECONDS = 60
+
+
+class Launch:
+    """Runs scripts, given as text, under the launcher in this process."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.output = ""
+
+    def script(self, text: str) -> Path:
+        path = self.folder / "script.py"
+        path.write_text(PREAMBLE + text)
+        return path
+
+    def __call__(self, text: str, num_workers: int = 2, *args: str, **kwargs) -> int:
+        stream = io.StringIO()
+        command = [sys.executable, str(self.script(text)), *args]
+        kwargs.setdefault("log_dir", self.folder / "logs")
+        code = launcher.run(command, num_workers, stream=stream, **kwargs)
+        self.output = stream.getvalue()
+        return code
+
+    def log(self, index: int) -> str:
+        return (self.folder / "logs" / f"worker-{index}.log").read_text()
+
+    def pid(self, name: str) -> int:
+        return int((self.folder / name).read_text())
+
+
+@pytest.fixture
+def launch(tmp_path) -> Launch:
+    return Launch(tmp_path)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie, which only waits to be collected, counts."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+# Output and environment.
+
+
+def test_output_is_prefixed_and_stored(launch):
+    assert launch("print('out', rank); print('err', rank, file=sys.stderr)") == 0
+    for rank in (0, 1):
+        assert f"[worker {rank}] out {rank}\n" in launch.output
+        assert f"[worker {rank}] err {rank}\n" in launch.output
+        assert launch.log(rank) == f"out {rank}\nerr {rank}\n"
+    assert f"logs in {launch.folder / 'logs'}" in launch.output
+
+
+def test_every_worker_knows_its_place(launch):
+    assert launch("print(os.environ['TF_CONFIG'])", 3) == 0
+    configs = [json.loads(launch.log(rank)) for rank in range(3)]
+    assert [c["task"] for c in configs] == [{"type": "worker", "index": i} for i in range(3)]
+    addresses = configs[0]["cluster"]["worker"]
+    assert all(c["cluster"] == {"worker": addresses} for c in configs)
+    assert len(set(addresses)) == 3
+    assert all(address.startswith("127.0.0.1:") for address in addresses)
+
+
+def test_arguments_and_environment_reach_the_script(launch):
+    code = launch("print(sys.argv[1:], os.environ['COLOUR'])", 1, "--x", "1", env={"COLOUR": "red"})
+    assert code == 0
+    assert launch.log(0) == "['--x', '1'] red\n"
+
+
+def test_a_new_log_directory_by_default(launch):
+    assert launch("print('hi')", 1, log_dir=None) == 0
+    printed = launch.output.splitlines()[-1].split("logs in ")[1]
+    assert (Path(printed) / "worker-0.log").read_text() == "hi\n"
+
+
+def test_a_lot_of_output_is_complete(launch):
+    assert launch("print('x' * 99 + chr(10), end='') if rank else print('y' * 3_000_000)") == 0
+    assert launch.output.count("y") >= 3_000_000
+
+
+def test_workers_that_others_have_left_behind_are_named(launch, monkeypatch):
+    monkeypatch.setattr(launcher, "_STRAGGLER_SECONDS", 0.2)
+    assert launch("if rank == 2: time.sleep(1)", 3) == 0
+    assert launch.output.count("other workers have finished; still running: worker 2\n") == 1
+
+
+# Failures.
+
+
+def test_the_worker_that_fails_is_named_with_its_last_lines_and_code(launch):
+    code = launch("if rank == 1: print('to be seen'); sys.exit(7)\ntime.sleep(60)")
+    assert code == 7
+    report = launch.output[launch.output.index("[run] worker 1 failed") :]
+    assert report.startswith(
+        "[run] worker 1 failed: ended with exit code 7. Its last lines:\n[run]     to be seen\n"
+    )
+    assert "worker 0 afterwards: ended by signal 15 (SIGTERM)" in report
+
+
+def test_a_worker_killed_by_a_signal_gives_128_and_the_signal(launch):
+    assert launch("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)") == 137
+    assert "[run] worker 0 failed: ended by signal 9 (SIGKILL)" in launch.output
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(launch):
+    started = time.monotonic()
+    code = launch(
+        """
+if rank == 0:
+    signal.signal(signal.SIGTERM, lambda *_: print("not now"))
+    (here / "ready").touch()
+    while True: time.sleep(1)
+wait_for("ready")
+sys.exit(3)
+""",
+        grace_seconds=1.0,
+    )
+    assert code == 3
+    assert time.monotonic() - started < 20
+    assert "[worker 0] not now" in launch.output
+    assert "worker 0 afterwards: ended by signal 9 (SIGKILL)" in launch.output
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_children_of_workers_do_not_outlive_them(launch, code):
+    assert code == launch(
+        f"""
+child = subprocess.Popen(["sleep", "600"])
+(here / f"child-{{rank}}").write_text(str(child.pid))
+meet("has-child")
+sys.exit({code})
+"""
+    )
+    assert eventually(lambda: all(gone(launch.pid(f"child-{rank}")) for rank in (0, 1)))
+
+
+# Restarts.
+
+COUNT_STARTS = """
+starts = here / f"starts-{rank}"
+start = int(starts.read_text()) + 1 if starts.exists() else 1
+starts.write_text(str(start))
+print("start", start)
+meet(f"start-{start}")
+"""
+
+
+def test_after_a_failure_all_workers_start_again(launch):
+    code = launch(
+        COUNT_STARTS
+        + """
+if start == 1 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+if start == 1: time.sleep(60)
+""",
+        max_restarts=3,
+    )
+    assert code == 0
+    assert [launch.log(rank) for rank in (0, 1)] == ["start 1\nstart 2\n"] * 2
+    said = [line for line in launch.output.splitlines() if line.startswith("[run] ")]
+    failure = said.index("[run] worker 1 failed: ended by signal 9 (SIGKILL). Its last lines:")
+    assert said[failure + 1] == "[run]     start 1"
+    restart = said.index("[run] restarting all workers: restart 1 of 3")
+    assert restart > failure
+    assert said[-1].startswith("[run] every worker finished after restart 1 of 3")
+
+
+def test_all_workers_get_one_seed_and_again_after_a_restart(launch, monkeypatch):
+    monkeypatch.delenv(launcher.SEED_VARIABLE, raising=False)
+    script = COUNT_STARTS + "print('seed', os.environ['TF_SCALECOM_SEED'])\nsys.exit(start % 2)"
+
+    def seeds():
+        assert launch(script, max_restarts=1) == 0
+        return [line for rank in (0, 1) for line in launch.log(rank).splitlines() if "seed" in line]
+
+    first = seeds()
+    assert len(first) == 4 and len(set(first)) == 1
+    assert len(set(seeds())) == 2  # the logs are appended to, and each run has its own
+    monkeypatch.setenv(launcher.SEED_VARIABLE, "7")
+    assert "seed 7" in seeds()
+
+
+def test_restarts_run_out(launch):
+    code = launch(COUNT_STARTS + "if rank == 0: sys.exit(start)\ntime.sleep(60)", max_restarts=2)
+    assert code == 3
+    assert launch.pid("starts-0") == launch.pid("starts-1") == 3
+    assert "[run] restarting all workers: restart 2 of 2\n" in launch.output
+    assert launch.output.endswith("[run] no restart left of 2: giving up\n")
+
+
+# Signals.
+
+
+def send_when_ready(launch: Launch, signum: int, *names: str) -> None:
+    """Send this process a signal each time when the next of some files exists."""
+
+    def send():
+        for name in names:
+            if eventually((launch.folder / name).exists):
+                os.kill(os.getpid(), signum)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_without_a_restart(launch, signum, code):
+    send_when_ready(launch, signum, "starts-1")
+    assert launch(COUNT_STARTS + "time.sleep(60)", max_restarts=5) == code
+    assert launch.pid("starts-1") == 1
+    assert "restart" not in launch.output
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_passed_on_and_workers_may_finish(launch, signum, code):
+    before = signal.getsignal(signum)
+    send_when_ready(launch, signum, "ready")
+    assert code == launch(
+        f"""
+def end(*_): print("saved", rank); sys.exit(0)
+signal.signal({int(signum)}, end)
+if rank == 0:
+    wait_for("ready-1")
+    (here / "ready").touch()
+else:
+    (here / "ready-1").touch()
+time.sleep(60)
+"""
+    )
+    assert "[worker 0] saved 0" in launch.output
+    assert "[worker 1] saved 1" in launch.output
+    assert signal.getsignal(signum) is before
+
+
+def test_a_second_ctrl_c_kills(launch):
+    send_when_ready(launch, signal.SIGINT, "ready", "interrupted")
+    code = launch(
+        """
+signal.signal(signal.SIGINT, lambda *_: (here / "interrupted").touch())
+(here / "ready").touch()
+while True: time.sleep(1)
+""",
+        1,
+        grace_seconds=LIMIT_SECONDS,
+    )
+    assert code == 130
+    assert "second signal: killing the workers" in launch.output
+
+
+def start_command(launch: Launch, text: str, **popen) -> subprocess.Popen:
+    """Start the real command line on two workers, each of which writes its process id."""
+    text = "(here / f'pid-{rank}').write_text(str(os.getpid()))\n" + text
+    command = [sys.executable, "-m", "tf_scalecom", "run", "-n", "2", str(launch.script(text))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **popen)
+
+
+def workers_started(launch: Launch) -> bool:
+    paths = [launch.folder / f"pid-{rank}" for rank in (0, 1)]
+    return all(path.exists() and path.read_text() for path in paths)
+
+
+def test_ctrl_c_in_a_terminal_reaches_workers_once(launch):
+    command = start_command(
+        launch,
+        "signal.signal(signal.SIGINT, lambda *_: print('interrupt', rank))\n"
+        "(here / f'ready-{rank}').touch()\n"
+        "for _ in range(50): time.sleep(0.02)\n"
+        "wait_for('end')\n",
+        start_new_session=True,
+    )
+    with command:
+        assert eventually(lambda: all((launch.folder / f"ready-{r}").exists() for r in (0, 1)))
+        os.killpg(command.pid, signal.SIGINT)  # as a terminal does: the whole foreground group
+        time.sleep(1)
+        (launch.folder / "end").touch()
+        output, _ = command.communicate(timeout=LIMIT_SECONDS)
+    assert command.returncode == 130
+    assert output.count("interrupt 0") == output.count("interrupt 1") == 1
+    assert "Traceback" not in output
+
+
+def test_workers_end_with_a_killed_launcher(launch):
+    with start_command(launch, "time.sleep(600)") as command:
+        assert eventually(lambda: workers_started(launch))
+        command.kill()
+    assert eventually(lambda: all(gone(launch.pid(f"pid-{rank}")) for rank in (0, 1)))
+
+
+def test_workers_end_when_nobody_reads_the_output(launch):
+    endless = "while True: print('more'); time.sleep(0.05)"
+    with start_command(launch, endless, stderr=subprocess.PIPE) as command:
+        assert eventually(lambda: workers_started(launch))
+        command.stdout.close()
+        assert "BrokenPipe" not in command.stderr.read()
+        assert command.wait(LIMIT_SECONDS) == 141
+    assert eventually(lambda: all(gone(launch.pid(f"pid-{rank}")) for rank in (0, 1)))
+
+
+# Ports.
+
+
+@pytest.mark.multi_worker
+def test_a_port_taken_by_someone_else_is_replaced(launch):
+    # Worker 1 takes worker 0's port before TensorFlow's server on worker 0 wants it.
+    code = launch(
+        """
+import socket
+if rank == 1:
+    if not (here / "taken").exists():
+        thief = socket.socket()
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("", int(config["cluster"]["worker"][0].split(":")[1])))
+        thief.listen()
+        (here / "taken").touch()
+        time.sleep(600)
+    sys.exit(0)
+wait_for("taken")
+import tensorflow as tf
+tf.distribute.Server(config["cluster"], "worker", 0)
+print("serving")
+os._exit(0)  # the server has no way to stop
+""",
+        env={"CUDA_VISIBLE_DEVICES": "-1"},
+        grace_seconds=LIMIT_SECONDS,
+    )
+    assert code == 0, launch.output
+    assert launch.output.count("worker 0: its port was taken; trying other ports") == 1
+    assert "[worker 0] serving" in launch.output
+
+
+def test_taken_ports_are_given_up_in_the_end(launch):
+    assert launch("print('Could not start gRPC server'); sys.exit(4)", 1) == 4
+    assert launch.log(0).count("gRPC") == 4
+    assert "[run] worker 0 failed: ended with exit code 4" in launch.output
+
+
+def test_a_reserved_port_is_closed_to_others_and_open_to_the_worker():
+    (reserved,) = reserve_ports(1)
+    with reserved, socket.socket() as other, socket.socket() as worker:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(reserved.getsockname())
+        worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as TensorFlow's server
+        worker.bind(reserved.getsockname())
+        worker.listen()
+
+
+# The command line.
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "required: COMMAND"),
+        (["walk"], "invalid choice: 'walk'"),
+        (["run", "script.py"], "required: -n"),
+        (["run", "-n", "0", "script.py"], "expected a whole number of workers, 1 or more"),
+        (["run", "-n", "two", "script.py"], "received 'two': try -n 2"),
+        (["run", "-n", "2"], "expected a script to run, received none"),
+        (["run", "-n", "2", "no.py"], "received 'no.py', which is not a file here"),
+        (["run", "-n", "2", "-m"], "expected a module after -m"),
+        (["run", "-n", "2", "--env", "A", "x.py"], "expected KEY=VALUE, received 'A'"),
+        (["run", "-n", "2", "--grace-seconds", "-1", "x.py"], "expected a number of seconds"),
+        (["run", "-n", "2", "--max-restarts", "-1", "x.py"], "expected a whole number of restarts"),
+    ],
+)
+def test_bad_arguments_say_what_was_expected(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_the_script_are_the_scripts(launch, capsys):
+    script = launch.script("print(sys.argv[1:])")
+    assert main(["run", "-n", "1", str(script), "-n", "5", "--env", "x"]) == 0
+    assert "[worker 0] ['-n', '5', '--env', 'x']" in capsys.readouterr().out
+
+
+def test_a_module_can_be_run(launch, capsys):
+    launch.script("print('module', sys.argv[1:])")
+    path = f"PYTHONPATH={launch.folder}"
+    assert main(["run", "-n", "1", "--env", path, "-m", "script", "--x"]) == 0
+    assert "[worker 0] module ['--x']" in capsys.readouterr().out

@@ -1,0 +1,428 @@
+"""The kernels: native and plain TensorFlow ones give the same, bit for bit.
+
+On the CPU; on a GPU where there is one; and everywhere the GPU's kernels, emulated on the CPU by
+the native core's tests: all of them but TensorFlow's stream.
+"""
+
+import contextlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import EXCHANGES, SHAPES, Case
+from tensorflow.python.framework import kernels as registered_kernels
+
+import tf_scalecom as sc
+from tf_scalecom import cross_device_ops, ops
+from tf_scalecom.ops import built, native, xla
+from tf_scalecom.wire.layout import Layout, tensor_layout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_the_library():
+    try:
+        native.library()
+    except (OSError, tf.errors.OpError) as error:
+        pytest.skip(f"no native kernels here: {error}")
+
+
+OPERATIONS = ("ScalecomSelect", "ScalecomAnyNonfinite", "ScalecomGather", "ScalecomUpdate")
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels(build_native):
+    """Kernels with the label "emulated", for the operations on the CPU."""
+    folder = build_native(
+        "ops_emulated",
+        TF_FLAGS=" ".join(tf.sysconfig.get_compile_flags()).replace("-I", "-isystem"),
+        TF_LINKS=" ".join(tf.sysconfig.get_link_flags()),
+    )
+    tf.load_op_library(str(folder / "ops_emulated.so"))
+
+
+@pytest.fixture(params=["CPU", pytest.param("GPU", marks=pytest.mark.gpu), "emulated"])
+def device(request):
+    """Where the native kernels run."""
+    if request.param == "GPU":
+        if not tf.config.list_logical_devices("GPU"):
+            pytest.skip("needs a GPU: CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/ops/test_ops.py")
+        assert ops.backend()[0] is native, ops.backend()[1]
+    if request.param == "emulated":
+        request.getfixturevalue("emulated_kernels")
+    return request.param
+
+
+@contextlib.contextmanager
+def on(device):
+    """Places what is created or traced inside."""
+    if device != "emulated":
+        with tf.device(device):
+            yield
+    else:
+        graph = tf.compat.v1.get_default_graph()
+        with graph._kernel_label_map(dict.fromkeys(OPERATIONS, "emulated")):
+            yield
+
+
+def inputs(layout, seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    tensors = [layout.tensors[i] for i in layout.compressed]
+    gradients = [
+        tf.cast(scale * rng.normal(size=t.shape).astype(np.float32), t.dtype) for t in tensors
+    ]
+    residuals = [tf.Variable(rng.normal(size=t.shape).astype(np.float32)) for t in tensors]
+    return gradients, residuals
+
+
+def step(kernels, layout, gradients, residuals, compiled=False, device="CPU", limit=np.inf):
+    """All of one replica's kernels; `reduced` is what was sent, doubled."""
+
+    @tf.function(jit_compile=compiled)
+    def run():
+        with on(device):
+            words = kernels.select(gradients, residuals, layout)
+            nonfinite = kernels.any_nonfinite(gradients, residuals)
+            values = kernels.gather(gradients, residuals, words, nonfinite, layout, limit)
+            finite = tf.equal(nonfinite, 0)
+            return (
+                words,
+                values,
+                finite,
+                kernels.update(gradients, residuals, words, 2 * values, finite, layout, limit),
+            )
+
+    return run()
+
+
+def copies(variables, device="CPU"):
+    with tf.device("CPU" if device == "emulated" else device):
+        return [tf.Variable(v) for v in variables]
+
+
+def assert_same(got, expected):
+    for a, b in zip(tf.nest.flatten(got), tf.nest.flatten(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+MIXED = Layout(
+    (
+        tensor_layout("a", (37, 50), "float32", 10),
+        tensor_layout("b", (1_001,), "float16", 300, chunk_keep=2),
+        tensor_layout("c", (2_000,), "float64", 10),
+        tensor_layout("d", (70_000,), "bfloat16", 70_000),
+        tensor_layout("e", (3_000,), "float32", 7, "exact"),
+    ),
+    beta=0.25,
+)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [case.layout(*SHAPES) for case in EXCHANGES] + [MIXED],
+    ids=[case.name for case in EXCHANGES] + ["mixed_dtypes"],
+)
+def test_native_and_xla_kernels_agree_to_the_bit(layout, device):
+    gradients, twin = inputs(layout, seed=0)
+    residuals = copies(twin, device)
+    got = step(native, layout, gradients, residuals, device=device)
+    assert device != "GPU" or "GPU" in got[1].device
+    assert_same(got, step(xla, layout, gradients, twin))
+    assert_same(residuals, twin)
+
+
+@pytest.mark.parametrize("value_dtype", ["float32", "bfloat16", "float16"])
+def test_values_saturate_alike_and_the_flag_does_not(value_dtype, device):
+    layout = Case("", compression_ratio=10, value_dtype=value_dtype).layout((2_000,), (40, 50))
+    for limit, scale in (1.5, 1.0), (np.inf, 3e4), (np.inf, 6e37):
+        gradients, twin = inputs(layout, seed=0, scale=scale)
+        residuals = copies(twin, device)
+        got = step(native, layout, gradients, residuals, device=device, limit=limit)
+        assert_same(got, step(xla, layout, gradients, twin, limit=limit))
+        assert_same(residuals, twin)
+        *values, flag = tf.cast(got[1], tf.float32).numpy()
+        assert np.isfinite(values).all() and np.max(np.abs(values)) <= limit
+        assert flag == 0
+    gradients[0] = tf.tensor_scatter_nd_update(gradients[0], [[7]], [np.inf])
+    got = step(native, layout, gradients, residuals, device=device, limit=1.5)
+    assert_same(got[1], step(xla, layout, gradients, twin, limit=1.5)[1])
+    assert np.isposinf(tf.cast(got[1][-1], tf.float32))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_leaves_residuals_alone(bad, device):
+    layout = Case("top1").layout((2_000,), (40, 50))
+    gradients, before = inputs(layout, seed=0)
+    gradients[1] = tf.tensor_scatter_nd_update(gradients[1], [[3, 7]], [bad])
+    residuals = copies(before, device)
+    for kernels in (native, xla):
+        _, _, finite, outputs = step(kernels, layout, gradients, residuals, device=device)
+        assert not finite
+        assert_same(residuals, before)
+        assert kernels is xla or not np.any(tf.concat([tf.reshape(o, [-1]) for o in outputs], 0))
+
+
+def test_a_residual_that_overflows_a_gradient_is_flagged(device):
+    layout = Case("top1").layout((2_000,), (40, 50))
+    gradients, before = inputs(layout, seed=0)
+    gradients[1] = tf.tensor_scatter_nd_update(gradients[1], [[3, 7]], [2.5e38])
+    before[1].scatter_nd_update([[3, 7]], [2.5e38])
+    residuals = copies(before, device)
+    for kernels in (native, xla):
+        assert kernels.any_nonfinite(gradients) == 0
+        _, _, finite, _ = step(kernels, layout, gradients, residuals, device=device)
+        assert not finite
+        assert_same(residuals, before)
+
+
+def test_every_tensor_has_a_limit_of_its_own(device):
+    gradients, twin = inputs(MIXED, seed=0)
+    residuals = copies(twin, device)
+    limits = [0.5, 0.25, np.inf, 1.0, 0.5]
+    got = step(native, MIXED, gradients, residuals, device=device, limit=limits)
+    assert_same(got, step(xla, MIXED, gradients, twin, limit=limits))
+    assert_same(residuals, twin)
+    sent = np.split(got[1][:-1], np.cumsum([t.kept for t in MIXED.tensors])[:-1])
+    for values, limit in zip(sent, limits, strict=True):
+        assert np.max(np.abs(values)) <= limit
+
+
+def test_1_minus_beta_is_rounded_alike(device):
+    for beta in (0.09, 0.34, 0.59, 0.8, 0.9, 0.99):  # in float64 they make another difference
+        layout = Layout((tensor_layout("v", (1_000,), "float32", 10),), beta)
+        gradients, twin = inputs(layout, seed=0)
+        residuals = copies(twin, device)
+        with on(device):
+            for kernels, own in (native, residuals), (xla, twin):
+                words = kernels.select(gradients, own, layout)
+                kernels.update(gradients, own, words, tf.zeros(101), True, layout, np.inf)
+        assert_same(residuals, twin)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_subnormal_numbers_are_zeros(dtype, device):
+    layout = Layout((tensor_layout("v", (2_000,), dtype, 100),), 0.5)
+    rng = np.random.default_rng(0)
+    values = 1e-38 * rng.normal(size=(2, 2_000)).astype(np.float32)  # a quarter is normal
+    gradients = [tf.cast(values[0], dtype)]
+    twin = [tf.Variable(values[1])]
+    residuals = copies(twin, device)
+    got = step(native, layout, gradients, residuals, device=device)
+    assert_same(got, step(xla, layout, gradients, twin))
+    assert_same(residuals, twin)
+    left = np.abs(twin[0].numpy())
+    assert not np.any((left > 0) & (left < np.finfo(np.float32).tiny))
+
+
+def test_equal_magnitudes_are_selected_alike():
+    layout = Case("", compression_ratio=8, chunk_keep=3).layout((1_003,))
+    rng = np.random.default_rng(0)
+    for values in (np.ones(1_003), rng.integers(-2, 3, 1_003), np.zeros(1_003)):
+        gradients = [tf.constant(values, tf.float32)]
+        residuals = [tf.Variable(tf.zeros(1_003))]
+        assert_same(
+            native.select(gradients, residuals, layout), xla.select(gradients, residuals, layout)
+        )
+
+
+def test_a_reader_of_the_residual_keeps_what_it_read(device):
+    layout = Case("top1").layout((2_000,))
+    gradients, residuals = inputs(layout, seed=0)
+    residuals = copies(residuals, device)
+    read = residuals[0].read_value()
+    before = read.numpy().copy()
+    step(native, layout, gradients, residuals, device=device)
+    np.testing.assert_array_equal(read, before)
+    assert not np.array_equal(residuals[0], before)
+
+
+@pytest.mark.parametrize("case", EXCHANGES, ids=lambda c: c.name)
+def test_the_twin_compiles_to_xla(case):
+    layout = case.layout(*SHAPES)
+    gradients, residuals = inputs(layout, seed=0)
+    twin = copies(residuals)
+    words, values, finite, _ = step(xla, layout, gradients, residuals, compiled=True)
+    plain = step(xla, layout, gradients, twin)
+    assert_same((words, finite), (plain[0], plain[2]))
+    np.testing.assert_allclose(tf.cast(values, tf.float32), tf.cast(plain[1], tf.float32))
+    for a, b in zip(residuals, twin, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # XLA may fuse sums and products
+
+
+LAYOUT = dict(chunk_size=[10, 10], chunk_keep=[1, 1], tail_keep=[1, 1], offset_bytes=[1, 1])
+BAD_LAYOUTS = {
+    "missing": (dict(chunk_size=[10]), "for each of 2 gradients; got 1, 2, 2 and 2"),
+    "width": (dict(offset_bytes=[1, 3]), "tensor 1 of 100 elements.*offset_bytes 3"),
+    "size": (dict(chunk_size=[10, 0]), "chunk_size in 1 .* tensor 1 .*chunk_size 0"),
+    "keep": (dict(chunk_size=[10, 25], chunk_keep=[1, 17]), "at most 16 .* chunk_keep 17"),
+}
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+@pytest.mark.parametrize("name", BAD_LAYOUTS)
+def test_bad_layouts_are_refused(name, eager):
+    """By the kernel in eager mode, by the shape function in a graph."""
+    attributes, message = BAD_LAYOUTS[name]
+    gradients = [tf.zeros(100), tf.zeros(100)]
+    residuals = [tf.Variable(tf.zeros(100)) for _ in range(2)]
+
+    def select():
+        return native.library().scalecom_select(
+            gradients, [r.handle for r in residuals], **(LAYOUT | attributes)
+        )
+
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
+        select() if eager else tf.function(select)()
+
+
+def test_a_residual_of_another_shape_is_refused():
+    layout = Case("", compression_ratio=10).layout((2_000,))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"residual of 2000 elements.*\[5\]"):
+        native.select([tf.zeros(2_000)], [tf.Variable(tf.zeros(5))], layout)
+
+
+def test_a_residual_given_twice_is_refused():
+    layout = Case("", compression_ratio=10).layout((2_000,), (2_000,))
+    residual = tf.Variable(tf.zeros(2_000))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="2 different residuals; got one"):
+        native.select([tf.zeros(2_000)] * 2, [residual] * 2, layout)
+
+
+BAD_UPDATES = {
+    "words": (dict(words=tf.zeros(49, tf.int32)), r"expected 50 elements of words; got .*\[49\]"),
+    "reduced": (dict(reduced=tf.zeros(200)), r"expected 201 elements of reduced; got .*\[200\]"),
+    "limits": (dict(limits=[-1.0]), "expected limits above 0; got -1"),
+    "limit_missing": (dict(limits=[]), "expected a limit for each of 1 gradients; got 0"),
+    "beta": (dict(beta=1.5), r"expected beta in \(0, 1\]; got 1.5"),
+}
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+@pytest.mark.parametrize("name", BAD_UPDATES)
+def test_bad_arguments_are_refused(name, eager):
+    change, message = BAD_UPDATES[name]
+    arguments = dict(
+        words=tf.zeros(50, tf.int32),
+        reduced=tf.zeros(201),
+        finite=True,
+        beta=1.0,
+        limits=[np.inf],
+        chunk_size=[10],
+        chunk_keep=[1],
+        tail_keep=[1],
+        offset_bytes=[1],
+    )
+    residual = tf.Variable(tf.zeros(2_000))
+
+    def update():
+        return native.library().scalecom_update(
+            [tf.zeros(2_000)], [residual.handle], **(arguments | change)
+        )
+
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
+        update() if eager else tf.function(update)()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_shapes_are_inferred(known):
+    gradients, residuals = inputs(MIXED, seed=0)
+
+    @tf.function(
+        input_signature=[tf.TensorSpec(g.shape if known else None, g.dtype) for g in gradients]
+    )
+    def kernels(*gradients):
+        words = native.select(gradients, residuals, MIXED)
+        nonfinite = native.any_nonfinite(gradients)
+        values = native.gather(gradients, residuals, words, nonfinite, MIXED, np.inf)
+        outputs = native.update(gradients, residuals, words, values, True, MIXED, np.inf)
+        return words, values, nonfinite, *outputs
+
+    expected = [[MIXED.offset_words], [MIXED.kept + 1], [], *(g.shape for g in gradients)]
+    if not known:
+        expected = [[None], [None], []] + [None] * len(gradients)
+    shapes = kernels.get_concrete_function().output_shapes
+    for got, want in zip(shapes, map(tf.TensorShape, expected), strict=True):
+        assert got.rank == want.rank and (got.rank is None or got.as_list() == want.as_list())
+
+
+def kernels_on_gpu(operation):
+    """dtype of attribute T -> arguments in host memory, of an operation's kernels on a GPU."""
+    return {
+        tf.as_dtype(types[0]).name if len(types) == 1 else "any": set(kernel.host_memory_arg)
+        for kernel in registered_kernels.get_registered_kernels_for_op(operation).kernel
+        if kernel.device_type in ("GPU", "DEFAULT")
+        for types in [[t for c in kernel.constraint for t in c.allowed_values.list.type]]
+    }
+
+
+def test_on_a_gpu_words_are_in_device_memory():
+    """From the kernel to the next one, through the cond of the broadcast: as bits of float32."""
+    if built.read(native.LIBRARY).cuda is None:
+        pytest.skip("needs an op library that was built with nvcc")
+    handles = {"residuals"}
+    assert kernels_on_gpu("ScalecomSelect") == {"any": handles}
+    assert kernels_on_gpu("ScalecomGather") == {"any": handles}
+    assert kernels_on_gpu("ScalecomUpdate") == {"any": handles | {"finite"}}
+    assert kernels_on_gpu("ScalecomAnyNonfinite") == {"any": {"residuals"}}
+    assert kernels_on_gpu("Bitcast") == {"any": set()}
+    for operation in ("Identity", "EnsureShape", "Switch", "Merge"):
+        on_gpu = kernels_on_gpu(operation)
+        assert on_gpu["float32"] <= {"pred", "value_index"}, operation
+        # Why it is not int32 that travels.
+        assert on_gpu["int32"] - {"pred", "value_index"}, operation
+
+
+@pytest.mark.parametrize("device", ["/job:worker/replica:0/task:1/device:GPU:0", "CPU:0"])
+def test_words_travel_unchanged(device, monkeypatch):
+    """On four logical CPUs, as what they would be called between GPUs."""
+    wire = cross_device_ops._words_dtype(device)
+    assert wire == (tf.float32 if "GPU" in device else tf.int32)
+    monkeypatch.setattr(cross_device_ops, "_words_dtype", lambda _: wire)
+    devices = [f"CPU:{i}" for i in range(4)]
+    strategy = tf.distribute.MirroredStrategy(
+        devices, cross_device_ops=sc.ScaleComAllReduce.for_devices(devices)
+    )
+    # Quiet and signalling NaN, infinity, denormals, -0: every exponent with some fractions.
+    words = np.array(
+        [e << 23 | f for e in range(512) for f in (0, 1, 0x3FFFFF, 0x400000, 0x7FFFFF)], np.uint32
+    ).view(np.int32)
+
+    @tf.function(autograph=False)
+    def broadcast(leader):
+        with strategy.scope():
+            operations = strategy.extended._cross_device_ops
+            communicator = cross_device_ops.CollectiveCommunicator(operations)
+            other = tf.zeros_like(words)
+            makes = [lambda i=i: tf.constant(words) if i == 2 else other for i in range(4)]
+            return communicator.broadcast(makes, leader, len(words))
+
+    for received in broadcast(tf.constant(2)):
+        np.testing.assert_array_equal(received, words)
+
+
+def test_the_backend_can_be_chosen_and_is_said():
+    processes = {
+        wanted: subprocess.Popen(
+            [sys.executable, "-m", "tf_scalecom.ops"],
+            env={
+                "TF_SCALECOM_BACKEND": wanted,
+                "CUDA_VISIBLE_DEVICES": "-1",
+                "PATH": "/usr/bin:/bin",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for wanted in ("native", "xla", "auto", "fast")
+    }
+    said = {wanted: process.communicate(timeout=120) for wanted, process in processes.items()}
+    for wanted in ("native", "auto"):
+        assert said[wanted][0].startswith("native:")
+    assert said["xla"][0].startswith("xla:")
+    assert "Expected TF_SCALECOM_BACKEND to be native, xla or auto" in said["fast"][1]
+
+
+def test_auto_is_native_here():
+    assert ops.backend()[0] is native

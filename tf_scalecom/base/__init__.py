@@ -1,0 +1,1 @@
+"""What any room may use: whole files, tables of text, command-line argument types."""

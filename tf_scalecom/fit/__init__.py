@@ -1,0 +1,1 @@
+"""Keras's loops and data on several workers."""

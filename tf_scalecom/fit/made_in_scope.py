@@ -1,0 +1,87 @@
+"""Model and optimizer join a strategy by being made in its scope; what was made outside is named.
+
+TensorFlow's own errors speak of mixed strategies, from deep inside a step; and a model made outside
+trains without a word, each worker its own.
+"""
+
+import functools
+import weakref
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tf_scalecom.fit import epochs
+
+_ADVICE = (
+    "Make the model, its layers and its optimizer, and call compile(), inside "
+    "`with strategy.scope():`."
+)
+
+# Those that this process has made.
+_strategies: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
+_said: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+def require_variable(variable) -> None:
+    """Raises ValueError unless a TensorFlow variable was made in a strategy's scope."""
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        raise ValueError(
+            "Expected a variable made in the scope of the strategy that updates it; received "
+            f"{variable.name}, made outside. {_ADVICE}"
+        )
+
+
+def require_optimizer(optimizer, strategy: tf.distribute.Strategy) -> None:
+    """Raises ValueError if an optimizer, or one inside it, was made for another strategy."""
+    while optimizer is not None:
+        # Where its slots will belong. Keras takes it from the scope in which an optimizer is made.
+        made_for = getattr(optimizer, "_distribution_strategy", strategy)
+        # `compile` puts loss scaling around, wherever it is called; that has no slots.
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if made_for is not strategy and not scales:
+            raise ValueError(
+                f"Expected an optimizer made where its model is, {_place(strategy)}; received "
+                f"{type(optimizer).__name__}, made {_place(made_for)}. {_ADVICE}"
+            )
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def watch_fit_outside(strategy: tf.distribute.Strategy) -> None:
+    """From now on it is said when `fit` trains a model that was made outside of all scopes.
+
+    Where the strategy has several workers that is a warning, as one of them may well train a model
+    of its own; it is an error if the optimizer was made inside.
+    """
+    _strategies.add(strategy)
+    if not tf.distribute.has_strategy():
+        _watch_default_strategy()
+
+
+@functools.cache
+def _watch_default_strategy():
+    # Keras asks it for such a model's data, and nobody else. It is one object for all of a process.
+    default = tf.distribute.get_strategy()
+    distribute = default.experimental_distribute_dataset
+
+    def watched(dataset, options=None):
+        model = epochs.model_in_fit()
+        if model is not None:
+            require_optimizer(getattr(model, "optimizer", None), default)
+            alone = any(len(s.extended.workers.names) > 1 for s in _strategies)
+            if alone and model not in _said:
+                _said.add(model)
+                logging.warning(
+                    "tf_scalecom: fit trains model %s on this worker alone: it was made outside of "
+                    "the strategy's scope. %s",
+                    model.name, _ADVICE,
+                )  # fmt: skip
+        return distribute(dataset, options)
+
+    default.experimental_distribute_dataset = watched
+
+
+def _place(strategy):
+    # TensorFlow's stand-in where there is none has no public name.
+    default = type(strategy).__name__ == "_DefaultDistributionStrategy"
+    return f"{'outside of the' if default else 'in a'} strategy's scope"

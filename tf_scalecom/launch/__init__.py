@@ -1,0 +1,1 @@
+"""Worker processes on one machine, started and shown as one program."""

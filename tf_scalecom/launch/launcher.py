@@ -1,0 +1,233 @@
+"""`python -m tf_scalecom run`: local workers that start, print and end as one program."""
+
+import contextlib
+import os
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, TextIO, cast
+
+from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker, says_port_taken
+from tf_scalecom.launch.worker_output import OutputDisplay, last_lines
+
+_POLL_SECONDS = 0.05
+_PORT_ATTEMPTS = 4
+# Only an uninterruptible system call keeps a process after SIGKILL; do not wait for it for ever.
+_UNKILLABLE_SECONDS = 10.0
+_STRAGGLER_SECONDS = 10.0
+_LINES_SHOWN_ON_FAILURE = 25
+_LOG_READ_BYTES = 1 << 20
+
+
+# The seed of what all workers draw alike (shared_seed.py).
+SEED_VARIABLE = "TF_SCALECOM_SEED"
+
+# Longer than workers need to notice that one of them is gone, and to say so (watchdog.py).
+GRACE_SECONDS = 20.0
+
+
+def run(
+    command: Sequence[str],
+    num_workers: int,
+    *,
+    log_dir: str | os.PathLike | None = None,
+    env: Mapping[str, str] | None = None,
+    grace_seconds: float = GRACE_SECONDS,
+    max_restarts: int = 0,
+    stream: TextIO,
+) -> int:
+    """Run `command` as `num_workers` workers until all end; returns the exit code to end with.
+
+    When a worker fails the others get SIGTERM, and after the grace time SIGKILL. Then, for
+    `max_restarts` times, whatever the failure was, all are started again, on other ports; a script
+    that backs up its training carries on where the backup was made. SIGINT, SIGTERM and SIGHUP are
+    passed on to the workers, with the same grace time; a second one kills them, and nothing is
+    started again. A group that failed because a port was taken is started again with other ports,
+    which does not count as a restart.
+
+    All workers get one random seed, and again the same when they are started again, so that a split
+    of the data, say, stays what it was. TF_SCALECOM_SEED in the environment is used in its place.
+
+    Args:
+        command: program and arguments, the same for each worker; TF_CONFIG tells them apart.
+        num_workers: how many workers to start.
+        log_dir: where worker i's output is appended to `worker-i.log`; a new directory by default.
+        env: environment variables over those of this process.
+        grace_seconds: how long workers that were asked to end may take.
+        max_restarts: how often all workers are started again after a failure.
+        stream: where the workers' output and the launcher's messages go.
+
+    Returns:
+        0 if every worker ended with 0, after a restart or without; otherwise, of the last start,
+        the code of the first worker that failed, or 128 + the signal that ended it; 128 + the
+        signal if the launcher itself got one.
+    """
+    log_dir = Path(log_dir or tempfile.mkdtemp(prefix="tf_scalecom-run-"))
+    seed = os.environ.get(SEED_VARIABLE, str(secrets.randbits(31)))
+    env = {SEED_VARIABLE: seed, **(env or {})}
+    display = OutputDisplay(stream, num_workers)
+    with _received_signals() as received:
+        for restart in range(max_restarts + 1):
+            if restart:
+                display.note(f"restarting all workers: restart {restart} of {max_restarts}")
+            failed = _run_once(
+                [command] * num_workers, log_dir, env, display, received, grace_seconds
+            )
+            if received or failed is None:
+                break
+    if received:
+        display.note(f"interrupted; logs in {log_dir}")
+        return 128 + received[0]
+    if failed is None:
+        after = f" after restart {restart} of {max_restarts}" if restart else ""
+        display.note(f"every worker finished{after}; logs in {log_dir}")
+        return 0
+    if max_restarts:
+        display.note(f"no restart left of {max_restarts}: giving up")
+    code = cast(int, failed.poll())  # it has ended
+    return 128 - code if code < 0 else code
+
+
+def _run_once(
+    commands: Sequence[Sequence[str]],
+    log_dir: Path,
+    env: Mapping[str, str] | None,
+    display: OutputDisplay,
+    received: list[int],
+    grace_seconds: float,
+) -> LocalWorker | None:
+    """Start the workers and see them to their end; returns the first that failed, if any."""
+    attempts = 0
+    while True:
+        with LocalCluster(commands, log_dir=log_dir, env=env) as cluster:
+            display.note(f"workers at {', '.join(cluster.addresses)}; logs in {log_dir}")
+            watch = _Watch(cluster, display, received, grace_seconds)
+            watch.until_all_ended()
+        failed = watch.first_failed
+        if received or failed is None:
+            return failed
+        attempts += 1
+        if attempts == _PORT_ATTEMPTS or not _port_was_taken(failed):
+            display.note(_failure_report(failed, cluster))
+            return failed
+        display.note(f"worker {failed.index}: its port was taken; trying other ports")
+
+
+class _Watch:
+    """One start of the group: shows output, and ends all when one fails or a signal arrives."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        display: OutputDisplay,
+        received: list[int],
+        grace_seconds: float,
+    ):
+        self.first_failed: LocalWorker | None = None
+        self._cluster = cluster
+        self._display = display
+        self._received = received
+        self._passed_on = 0
+        self._grace_seconds = grace_seconds
+        self._first_finished_at: float | None = None
+        self._stragglers_named = False
+        self._kill_at = float("inf")
+        self._give_up_at = float("inf")
+
+    def until_all_ended(self) -> None:
+        """Return once no worker runs and all output has been shown."""
+        with contextlib.ExitStack() as stack:
+            logs = [stack.enter_context(w.log_path.open("rb")) for w in self._cluster.workers]
+            for log, worker in zip(logs, self._cluster.workers, strict=True):
+                log.seek(worker.log_start)
+            # Exit codes are read before the logs, so what a worker wrote last is shown, too.
+            while None in self._check() and time.monotonic() < self._give_up_at:
+                self._show_new_output(logs)
+                time.sleep(_POLL_SECONDS)
+            while self._show_new_output(logs):
+                pass
+        self._display.finish()
+
+    def _check(self) -> list[int | None]:
+        codes = self._cluster.poll()
+        self._pass_on_signals()
+        if self.first_failed is None and not self._received and any(codes):
+            self.first_failed = next(w for w in self._cluster.workers if w.poll())
+            if _port_was_taken(self.first_failed):
+                self._kill_at = 0.0  # nobody has done anything yet that is worth a grace time
+            elif None in codes:
+                name = f"worker {self.first_failed.index} {self.first_failed.describe_end()}"
+                self._ask_to_end(signal.SIGTERM, f"{name}; ending the others")
+        if time.monotonic() > self._kill_at:
+            self._kill_at = float("inf")
+            self._give_up_at = time.monotonic() + _UNKILLABLE_SECONDS
+            self._cluster.send_signal(signal.SIGKILL)
+        self._name_stragglers(codes)
+        return codes
+
+    def _name_stragglers(self, codes: Sequence[int | None]) -> None:
+        # Without its peers a worker can save a model, but not train: who waits should know.
+        if self._stragglers_named or 0 not in codes or None not in codes:
+            return
+        if self._first_finished_at is None:
+            self._first_finished_at = time.monotonic()
+        if time.monotonic() - self._first_finished_at >= _STRAGGLER_SECONDS:
+            running = ", ".join(str(index) for index, code in enumerate(codes) if code is None)
+            self._display.note(f"other workers have finished; still running: worker {running}")
+            self._stragglers_named = True
+
+    def _pass_on_signals(self) -> None:
+        while self._passed_on < len(self._received):
+            signum = self._received[self._passed_on]
+            if self._passed_on == 0:
+                self._ask_to_end(signum, f"passed {signal.Signals(signum).name} on to the workers")
+            else:
+                self._display.note("second signal: killing the workers")
+                self._kill_at = 0.0
+            self._passed_on += 1
+
+    def _ask_to_end(self, signum: int, reason: str) -> None:
+        # TensorFlow catches SIGTERM, and a worker inside a collective sees no signal at all: the
+        # grace time always has an end.
+        self._display.note(f"{reason} (SIGKILL in {self._grace_seconds:g} s)")
+        self._cluster.send_signal(signum)
+        self._kill_at = min(self._kill_at, time.monotonic() + self._grace_seconds)
+
+    def _show_new_output(self, logs: Sequence[BinaryIO]) -> bool:
+        new_output = [log.read(_LOG_READ_BYTES) for log in logs]
+        for index, data in enumerate(new_output):
+            self._display.show(index, data)
+        self._display.refresh()
+        return any(new_output)
+
+
+def _port_was_taken(failed: LocalWorker) -> bool:
+    return says_port_taken(failed.output().decode(errors="replace"))
+
+
+def _failure_report(failed: LocalWorker, cluster: LocalCluster) -> str:
+    report = [f"worker {failed.index} failed: {failed.describe_end()}. Its last lines:"]
+    report += ["    " + line for line in last_lines(failed.output(), _LINES_SHOWN_ON_FAILURE)]
+    for worker in cluster.workers:
+        if worker is not failed:
+            report.append(f"worker {worker.index} afterwards: {worker.describe_end()}")
+    report.append(f"logs in {failed.log_path.parent}")
+    return "\n".join(report)
+
+
+@contextlib.contextmanager
+def _received_signals() -> Iterator[list[int]]:
+    """Collect the signals that ask this process to end, instead of obeying them."""
+    received: list[int] = []
+    previous = {}
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and "&" are left alone
+            previous[signum] = signal.signal(signum, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,1 @@
+"""How the replicas' gradients become one."""

@@ -1,0 +1,1 @@
+"""What is kept of a training run, and shown of it."""

@@ -1,0 +1,179 @@
+"""All of a training run that its processes hold: read out, written back, and described.
+
+    state = read(model)          # name -> one array per local replica
+    write(model, state)
+    describe(model)              # what must not change between the two
+
+A name is "model.3", "optimizer.0" or "residual.2": the place of the variable in a group, which is
+its identity across processes; Keras's names and paths are not unique. Optimizers besides
+`model.optimizer` have groups of their own, by the attribute that holds one: "optimizer[go].0".
+"""
+
+from collections.abc import Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_scalecom.optimizer import scalecom_optimizer
+from tf_scalecom.state import model_objects
+from tf_scalecom.workers.agreement import describe_optimizer
+
+State = Mapping[str, Sequence[np.ndarray]]
+
+_MAIN = "optimizer"  # the attribute of `compile`'s
+
+
+def read(model: keras.Model) -> dict[str, list[np.ndarray]]:
+    """The state of a compiled and built model.
+
+    Returns:
+        For each variable one array per replica of this process, in the variable's shape and dtype.
+    """
+    return {name: [p.numpy() for p in parts] for name, parts in _replicas(model).items()}
+
+
+def write(model: keras.Model, state: State) -> None:
+    """Sets the state of a model.
+
+    Args:
+        model: compiled and built like the one that was read.
+        state: what `read` returned, or a part of it; variables that are not in it stay.
+    """
+    for name, parts in _replicas(model).items():
+        for part, value in zip(parts, state.get(name, [None] * len(parts)), strict=True):
+            if value is not None:
+                part.assign(value)
+
+
+def describe(model: keras.Model) -> dict:
+    """What a state fits to.
+
+    Returns:
+        "variables": name -> {"shape": list, "dtype": name}, and of optimizers' slots "role", what
+        Keras calls them. "optimizers": path -> {"config": class and hyper-parameters, without the
+        learning rate where that is a variable, and so part of the state; "variables": places among
+        the model's of those it was built with, or None before}.
+    """
+    optimizers = model_objects.optimizers(model)
+    variables = _variables(model, optimizers)
+    roles = _roles(variables, optimizers)
+    places = {id(variable): place for place, variable in enumerate(model.variables)}
+    return {
+        "variables": {
+            name: {
+                "shape": list(variable.shape),
+                "dtype": variable.dtype,
+                **({"role": roles[name]} if name in roles else {}),
+            }
+            for name, variable in variables.items()
+        },
+        "optimizers": {
+            path: {
+                "config": describe_optimizer(optimizer, constant_rate=False),
+                "variables": (
+                    [places.get(id(variable)) for variable in _trained(optimizer)]
+                    if optimizer.built
+                    else None
+                ),
+            }
+            for path, optimizer in optimizers.items()
+        },
+    }
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Gives the optimizer of a compiled model its variables, if it has none yet."""
+    if model.optimizer is not None and not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+
+
+def build_as_described(model: keras.Model, description: Mapping) -> None:
+    """Builds the optimizers that had been built in a model of this description.
+
+    Optimizers that `fit` does not know are built in their first step, after a restore.
+
+    Args:
+        model: has the same variables and optimizers.
+        description: what `describe` returned.
+
+    Raises:
+        ValueError: One was built for variables that the model does not hold.
+    """
+    for path, optimizer in model_objects.optimizers(model).items():
+        places = description["optimizers"].get(path, {}).get("variables")
+        if optimizer.built or places is None:
+            continue
+        if None in places:
+            raise ValueError(
+                f"BackupAndRestore: expected the optimizer {path!r} to be built before `fit`, for "
+                "variables of which the model does not hold all; received one that is not, unlike "
+                "that of the backup. Call its `build(variables)` first."
+            )
+        with model.distribute_strategy.scope():
+            optimizer.build([model.variables[place] for place in places])
+
+
+def is_residual(name: str) -> bool:
+    """Whether a name is that of a residual: different on all replicas, and their sum counts."""
+    return name.startswith(("residual.", "residual["))
+
+
+def group_of(name: str) -> str:
+    """The group of a variable. All residuals of one have as many replicas."""
+    return name.rpartition(".")[0]
+
+
+def belongs_to(name: str, path: str) -> bool:
+    """Whether a variable is that of the optimizer of a path."""
+    return group_of(name) in (_group("optimizer", path), _group("residual", path))
+
+
+def _group(kind, path):
+    return kind if path == _MAIN else f"{kind}[{path}]"
+
+
+def _variables(model, optimizers) -> dict[str, keras.Variable]:
+    groups = {"model": model.variables}
+    taken = {id(variable) for variable in model.variables}
+    for path, optimizer in optimizers.items():
+        scalecom = scalecom_optimizer(optimizer)
+        residuals = scalecom.residual_variables if scalecom is not None and scalecom.built else []
+        taken |= {id(residual) for residual in residuals}
+        own = [v for v in optimizer.variables if id(v) not in taken]
+        groups[_group("optimizer", path)] = own
+        groups[_group("residual", path)] = residuals
+    return {
+        f"{group}.{place}": variable
+        for group, variables in groups.items()
+        for place, variable in enumerate(variables)
+    }
+
+
+def _replicas(model) -> dict[str, tuple[tf.Variable, ...]]:
+    unwrap = model.distribute_strategy.experimental_local_results
+    variables = _variables(model, model_objects.optimizers(model))
+    return {name: unwrap(variable.value) for name, variable in variables.items()}
+
+
+def _trained(optimizer):
+    # Keras has no other word for what an optimizer was built with.
+    return optimizer._trainable_variables
+
+
+def _roles(variables, optimizers) -> dict[str, str]:
+    """Name -> role, e.g. "momentum", of the variables that Keras named after the one they are for.
+
+    Two optimizers of one class may keep different things in variables of the same shapes.
+    """
+    trained = {v.path.replace("/", "_") for o in optimizers.values() for v in _trained(o)}
+    roles = {}
+    for name, variable in variables.items():
+        stem, _, role = variable.name.rpartition("_")
+        while stem and stem not in trained:
+            stem, _, more = stem.rpartition("_")
+            role = f"{more}_{role}"
+        if stem and not name.startswith("model."):
+            roles[name] = role
+    return roles

@@ -1,0 +1,83 @@
+"""Hierarchical exchange: dense inside a worker, compressed between workers.
+
+The replicas of a worker sum their gradients first. What is a replica to the exchange, with a
+residual and its turn as leader, is then the worker.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_utils
+from tensorflow.python.ops import resource_variable_ops
+
+from tf_scalecom.reduction.clt_k import Exchanged
+from tf_scalecom.wire.layout import Layout
+
+
+def check_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Raises unless variables can be created here and exchanged between workers.
+
+    Raises:
+        ValueError: the strategy knows no workers, or it is a replica that asks.
+    """
+    if not hasattr(strategy.extended, "worker_cross_device_ops"):
+        raise ValueError(
+            "ScaleComOptimizer(hierarchical=True): expected "
+            f"tf_scalecom.MultiWorkerMirroredStrategy; received {type(strategy).__name__}. "
+            "Elsewhere leave `hierarchical` out."
+        )
+    if not tf.distribute.in_cross_replica_context() and len(strategy.extended.worker_devices) > 1:
+        raise ValueError(
+            "ScaleComOptimizer(hierarchical=True): expected to be built in cross-replica context; "
+            "received its first gradients in a replica. Call "
+            "`optimizer.build(model.trainable_variables)` in `strategy.scope()` before."
+        )
+
+
+@contextlib.contextmanager
+def variables_of_worker(extended) -> Iterator[None]:
+    """Variables created inside are plain ones on the worker's first device, not mirrored."""
+
+    def create(next_creator, initial_value=None, **kwargs):
+        wanted = ("dtype", "trainable", "name", "shape")
+        with tf.init_scope(), tf.device(extended.worker_devices[0]):
+            return resource_variable_ops.ResourceVariable(
+                initial_value, **{key: kwargs.get(key) for key in wanted}
+            )
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def exchange(
+    gradients: Sequence[Sequence[tf.Tensor]],
+    residuals: Sequence[tf.Variable],
+    layout: Layout,
+    step: tf.Tensor,
+    extended,
+) -> Exchanged:
+    """As `algorithm.exchange`.
+
+    Args:
+        gradients: [replica of this process][variable].
+        residuals: [compressed variable], this worker's.
+        layout, step: as in `algorithm.exchange`.
+        extended: that of `MultiWorkerMirroredStrategy`.
+    """
+    devices, workers = extended.worker_devices, extended.worker_cross_device_ops
+    with tf.device(devices[0]):
+        summed = [
+            cross_device_utils.aggregate_tensors_or_indexed_slices(parts)
+            for parts in zip(*gradients, strict=True)
+        ]
+    if extended._num_workers == 1:
+        layout = layout.without_compression()
+    (reduced,), (finite,) = workers.exchange([summed], layout, [residuals], step)
+    copies = []
+    for device in devices:
+        with tf.device(device):
+            copies.append(
+                tf.nest.map_structure(tf.identity, (reduced, finite), expand_composites=True)
+            )
+    return Exchanged(*map(list, zip(*copies, strict=True)))

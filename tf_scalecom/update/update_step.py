@@ -1,0 +1,271 @@
+"""One update of a wrapped optimizer: local gradients in, updated variables out.
+
+All of it runs in cross-replica context, inside the single `merge_call` of a step, because only
+there TensorFlow lets a condition (warm-up, skipping, accumulation) stand around a collective.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tf_scalecom.cross_device_ops import ScaleComAllReduce
+from tf_scalecom.reduction import clt_k
+from tf_scalecom.reduction.communicator import ListCommunicator, StrategyCommunicator, per_replica
+from tf_scalecom.update import forward_state, gradient_sets, hierarchy
+from tf_scalecom.update.gradient_norm import GradientNorm
+from tf_scalecom.update.residual_reset import ResidualReset
+from tf_scalecom.update.skip_warning import SkipWarning
+from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.warmup import Stage
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressionState:
+    """What a `ScaleComOptimizer` adds to its inner optimizer.
+
+    Attributes:
+        layout: plan for all variables that the optimizer was built with.
+        residuals: position in `layout` -> float32 variable in the shape of that position's
+            variable, with a value of its own on every replica.
+        skipped_steps: integer variable, counts updates skipped for a gradient, or its sum with the
+            residual, that was not finite.
+        warmup: stages of the warm-up, in which other plans hold for the same variables.
+        skip_warning: is told of each update that is skipped.
+        residual_reset: is shown the residuals in each update that is skipped.
+        gradient_norm: is shown the gradients of each update.
+        hierarchical: whether the replicas of a worker sum their gradients before the exchange; each
+            residual is then one variable per worker.
+    """
+
+    layout: Layout
+    residuals: Mapping[int, keras.Variable]
+    skipped_steps: keras.Variable
+    warmup: tuple[Stage, ...]
+    skip_warning: SkipWarning
+    residual_reset: ResidualReset
+    gradient_norm: GradientNorm
+    hierarchical: bool
+
+
+class UpdateStep:
+    """The update of some variables by one optimizer.
+
+    1. Accumulate and clip the gradients of each replica, as the inner optimizer would.
+    2. Exchange them, which updates the residuals: the only communication of an update.
+    3. If all were finite, let the inner optimizer update; otherwise count a skipped step.
+    """
+
+    def __init__(
+        self,
+        inner: keras.optimizers.Optimizer,
+        variables: Sequence[keras.Variable],
+        state: CompressionState,
+    ):
+        self._inner = inner
+        self._variables = variables
+        self._state = state
+        self._positions = [inner._get_variable_index(v) for v in variables]
+        self._layout = state.layout.subset(self._positions)
+
+    def run(self, strategy: tf.distribute.Strategy, grads, replica_ids):
+        """Call it by `merge_call`.
+
+        Args:
+            strategy: the strategy, given by `merge_call`.
+            grads: one per-replica gradient per variable.
+            replica_ids: per-replica id in the whole group.
+        """
+        inner = self._inner
+        grads = _without_empty(strategy, grads)
+        every = inner.gradient_accumulation_steps
+        if every:
+            accumulators = [inner._accumulated_gradients[p] for p in self._positions]
+            tf.cond(
+                (inner._iterations + 1) % every == 0,
+                lambda: self._exchange_and_apply(strategy, grads, replica_ids, accumulators),
+                lambda: self._accumulate(strategy, grads, accumulators),
+            )
+        else:
+            self._exchange_and_apply(strategy, grads, replica_ids)
+        inner._iterations.assign_add(1)
+        forward_state.update_ends()
+
+    def _accumulate(self, strategy, grads, accumulators):
+        for accumulator, gradient in zip(accumulators, grads, strict=True):
+            strategy.extended.update(
+                accumulator.value, lambda a, g: a.assign(a + g), args=(gradient,), group=False
+            )
+        # Whether this batch will be skipped is not known yet.
+        forward_state.take_back(all_of_it=False)
+        self._after_update()
+
+    def _exchange_and_apply(self, strategy, grads, replica_ids, accumulators=()):
+        local = strategy.extended.call_for_each_replica(
+            self._local_gradients, args=(grads, accumulators)
+        )
+        for accumulator in accumulators:
+            # Also before a skip: what is not finite must not stay.
+            accumulator.assign(tf.zeros_like(accumulator))
+        gradients = _by_replica(strategy, local)
+        self._state.gradient_norm.measure(
+            self._inner.iterations, lambda: self._with_residual(gradients)
+        )
+        residuals = [self._state.residuals[self._positions[i]] for i in self._layout.compressed]
+        residuals = _parts_by_replica(strategy, [m.value for m in residuals], len(gradients))
+        with gradient_sets.reducing(strategy.extended):
+            exchanged = self._exchange(
+                strategy, gradients, residuals, strategy.experimental_local_results(replica_ids)
+            )
+
+        def apply():
+            reduced = [per_replica(g, mirrored=True) for g in _transposed(exchanged.gradients)]
+            with _gradients_already_reduced(self._inner):
+                strategy.extended.call_for_each_replica(self._inner_update, args=(reduced,))
+            self._after_update()
+
+        def skip():
+            forward_state.take_back()
+            self._state.skipped_steps.assign_add(1)
+            step = self._inner.iterations
+            in_a_row = self._state.skip_warning.count(step, next_step=step + 1)
+            self._state.residual_reset.reset(tf.nest.flatten(residuals), in_a_row)
+
+        tf.cond(exchanged.finite[0], apply, _not_inlined(skip))
+
+    def _local_gradients(self, grads, accumulators):
+        if accumulators:
+            every = self._inner.gradient_accumulation_steps
+            grads = [(g + a) / every for g, a in zip(grads, accumulators, strict=True)]
+        return self._inner._clip_gradients(grads)
+
+    def _with_residual(self, gradients):
+        """The gradients that have a residual: of the first replica here, or of the worker."""
+        columns = [[replica[i] for replica in gradients] for i in self._layout.compressed]
+        return [tf.add_n(c) if self._state.hierarchical else c[0] for c in columns]
+
+    def _exchange(self, strategy, gradients, residuals, replica_ids) -> clt_k.Exchanged:
+        step = tf.convert_to_tensor(self._inner.iterations)
+        num_replicas = strategy.num_replicas_in_sync
+        ops = scalecom_ops(strategy)
+        _log_route(num_replicas, ops is not None)
+
+        def exchange(layout):
+            if num_replicas == 1:
+                layout, communicator = layout.without_compression(), ListCommunicator(1)
+            elif self._state.hierarchical:
+                return hierarchy.exchange(gradients, residuals[0], layout, step, strategy.extended)
+            elif ops is not None:
+                return ops.exchange(gradients, layout, residuals, step)
+            else:
+                communicator = StrategyCommunicator(strategy, replica_ids)
+            return clt_k.exchange(gradients, residuals, layout, step, communicator)
+
+        if num_replicas == 1 or not self._state.warmup or not self._layout.compressed:
+            return exchange(self._layout)
+
+        def exchange_in(stages):
+            stage, *later = stages
+            layout = stage.layout.subset(self._positions)
+            if not later:
+                return exchange(layout)
+            return tf.cond(step < stage.end, lambda: exchange(layout), lambda: exchange_in(later))
+
+        return tf.cond(
+            step < self._state.warmup[-1].end,
+            _not_inlined(lambda: exchange_in(self._state.warmup)),
+            lambda: exchange(self._layout),
+        )
+
+    def _inner_update(self, grads):
+        self._inner._apply_weight_decay(self._variables)
+        self._inner._backend_update_step(grads, self._variables, self._inner.learning_rate)
+
+    def _after_update(self):
+        """What Keras does after each call: moving averages, then constraints."""
+        inner = self._inner
+        if inner.use_ema:
+            inner._update_model_variables_moving_average(inner._trainable_variables)
+            if inner.ema_overwrite_frequency:
+                tf.cond(
+                    (inner.iterations + 1) % inner.ema_overwrite_frequency == 0,
+                    lambda: inner._overwrite_model_variables_with_average_value(
+                        inner._trainable_variables
+                    ),
+                    lambda: None,
+                )
+        for variable in self._variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+
+
+def _not_inlined(branch):
+    """A branch of a condition that costs next to nothing in the steps that do not take it.
+
+    TensorFlow's executor otherwise visits every operation of the branch that is not taken, one by
+    one. The price: the branch begins only when all that it uses is there.
+    """
+    if tf.executing_eagerly():
+        return branch
+    return tf.function(branch, autograph=False, experimental_attributes={"_noinline": True})
+
+
+def scalecom_ops(strategy: tf.distribute.Strategy) -> ScaleComAllReduce | None:
+    """The strategy's cross-device ops if they can exchange, else None."""
+    ops = getattr(strategy.extended, "_cross_device_ops", None)
+    return ops if isinstance(ops, ScaleComAllReduce) else None
+
+
+@functools.cache
+def _log_route(num_replicas, by_scalecom_ops):
+    if num_replicas == 1:
+        logging.info("tf_scalecom: one replica, nothing to exchange: gradients pass through.")
+    elif by_scalecom_ops:
+        logging.info("tf_scalecom: %d replicas exchange by ScaleComAllReduce.", num_replicas)
+    else:
+        logging.info(
+            "tf_scalecom: %d replicas exchange by the strategy's own all-reduce.", num_replicas
+        )
+
+
+def _without_empty(strategy, grads):
+    """The gradients, without the NaN of replicas that had no data in this step."""
+    leave_out = getattr(strategy.extended, "leave_out_empty", None)
+    if leave_out is None:
+        return grads
+    return [per_replica(g) for g in _transposed(leave_out(_by_replica(strategy, grads)))]
+
+
+def _by_replica(strategy, values):
+    """[variable] of per-replica values to [replica of this process][variable]."""
+    return _transposed(map(strategy.experimental_local_results, values))
+
+
+def _parts_by_replica(strategy, variables, num_replicas):
+    """[variable] to [replica of this process][variable]: the part that is the replica's own."""
+    parts = _by_replica(strategy, variables)
+    if len(parts) > num_replicas:
+        # A TPU's step is traced once for all replicas: there a variable is each one's own part.
+        return [variables]
+    # With no variables there still is an (empty) list for each replica.
+    return parts or [[] for _ in range(num_replicas)]
+
+
+def _transposed(rows):
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+@contextlib.contextmanager
+def _gradients_already_reduced(optimizer):
+    """Keeps a Keras optimizer's update step from all-reducing its gradients once more."""
+    hook = "_all_reduce_sum_gradients"
+    # Past Keras's attribute tracking, which has no business with it.
+    object.__setattr__(optimizer, hook, lambda grads_and_vars: grads_and_vars)
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, hook)

@@ -1,0 +1,1 @@
+"""What travels, in plain Python: plans, their arguments, warm-up, bytes."""

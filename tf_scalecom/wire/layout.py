@@ -1,0 +1,221 @@
+"""What travels and how: the plan that every replica must agree on before the first exchange.
+
+A `Layout` is plain Python (no tensors). It is computed once from shapes, dtypes and
+hyper-parameters, and says for each variable whether its gradient travels dense or as CLT-k, how
+many elements of it are kept, and how many bytes that puts on the wire.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+# Below this a tensor's chunks are too few for selection to save anything worth its latency.
+MIN_COMPRESSED_ELEMENTS = 1_000
+COMPRESSIBLE_DTYPES = ("float16", "bfloat16", "float32", "float64")
+WIRE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Offsets within a chunk are computed as int32.
+MAX_CHUNK_SIZE = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorLayout:
+    """How one variable's gradient travels.
+
+    Attributes:
+        path: label for people; unique within a layout, not an identity across processes.
+        shape: shape of the variable.
+        dtype: name of the gradient's dtype.
+        compression_ratio: elements / kept elements as asked for; 1 means dense.
+        chunk_size: elements in a full chunk (the last one may be shorter).
+        chunk_keep: elements kept of a full chunk.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    compression_ratio: float = 1.0
+    chunk_size: int = 1
+    chunk_keep: int = 1
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def full_chunks(self) -> int:
+        return self.elements // self.chunk_size
+
+    @property
+    def tail_keep(self) -> int:
+        """Elements kept of the short last chunk; 0 when the chunks divide the tensor."""
+        tail = self.elements % self.chunk_size
+        if not tail:
+            return 0
+        return min(self.chunk_keep, max(1, round(tail / self.compression_ratio)))
+
+    @property
+    def is_dense(self) -> bool:
+        return self.compression_ratio == 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the whole tensor is one chunk, of which the largest are kept."""
+        return not self.is_dense and self.chunk_size == self.elements
+
+    @property
+    def kept(self) -> int:
+        if self.is_dense:
+            return self.elements
+        return self.full_chunks * self.chunk_keep + self.tail_keep
+
+    @property
+    def offset_bytes(self) -> int:
+        """Bytes that one offset inside a chunk takes on the wire; 0 for a dense tensor."""
+        if self.is_dense:
+            return 0
+        return 1 if self.chunk_size <= 1 << 8 else 2 if self.chunk_size <= 1 << 16 else 4
+
+    def payload(self, value_dtype: str) -> int:
+        """Bytes of values and offsets."""
+        if self.is_dense:
+            itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+            return self.elements * itemsize
+        return self.kept * (WIRE_BYTES[value_dtype] + self.offset_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The plan for a list of variables.
+
+    Attributes:
+        tensors: one `TensorLayout` per variable, in the order of `build(variables)`.
+        beta: low-pass filter of the residual, in (0, 1]; 1 is plain error feedback.
+        value_dtype: dtype of the kept values on the wire.
+    """
+
+    tensors: tuple[TensorLayout, ...]
+    beta: float = 1.0
+    value_dtype: str = "float32"
+
+    @functools.cached_property
+    def compressed(self) -> tuple[int, ...]:
+        """Positions in `tensors` of those that travel as CLT-k."""
+        return tuple(i for i, t in enumerate(self.tensors) if not t.is_dense)
+
+    @functools.cached_property
+    def dense(self) -> tuple[int, ...]:
+        """Positions in `tensors` of those that travel dense."""
+        return tuple(i for i, t in enumerate(self.tensors) if t.is_dense)
+
+    @property
+    def kept(self) -> int:
+        """Values that the compressed tensors send."""
+        return sum(self.tensors[i].kept for i in self.compressed)
+
+    @functools.cached_property
+    def offset_groups(self) -> dict[int, tuple[int, ...]]:
+        """Bytes per offset -> places in `compressed` of the tensors with such offsets."""
+        widths = [self.tensors[i].offset_bytes for i in self.compressed]
+        return {
+            width: tuple(place for place, w in enumerate(widths) if w == width)
+            for width in sorted(set(widths))
+        }
+
+    @property
+    def offset_words(self) -> int:
+        """32-bit words that the offsets take: each group of equal width fills whole words."""
+        return sum(
+            -(-width * sum(self.tensors[self.compressed[i]].kept for i in places) // 4)
+            for width, places in self.offset_groups.items()
+        )
+
+    def buckets(self, least_bytes: float | None) -> list[tuple[int, ...]]:
+        """Positions of the tensors that are exchanged together.
+
+        In the order in which a backward pass computes gradients, which is from the last variable to
+        the first, so that a bucket can leave while the next one is computed.
+
+        Args:
+            least_bytes: payload of a bucket, at least; None for one bucket of all tensors.
+        """
+        buckets: list[list[int]] = [[]]
+        size = 0
+        for position in reversed(range(len(self.tensors))):
+            if least_bytes is not None and size >= least_bytes:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(position)
+            size += self.tensors[position].payload(self.value_dtype)
+        if least_bytes is not None and len(buckets) > 1 and size < least_bytes:
+            rest = buckets.pop()
+            buckets[-1] += rest
+        return [tuple(sorted(bucket)) for bucket in buckets]
+
+    def subset(self, positions: Sequence[int]) -> "Layout":
+        """The plan for some of the variables: those that have a gradient in this step."""
+        return dataclasses.replace(self, tensors=tuple(self.tensors[i] for i in positions))
+
+    def without_compression(self) -> "Layout":
+        """The plan under which all of them travel dense."""
+        dense = (dataclasses.replace(t, compression_ratio=1.0) for t in self.tensors)
+        return dataclasses.replace(self, tensors=tuple(dense))
+
+
+def tensor_layout(
+    path: str,
+    shape: Sequence[int],
+    dtype: str,
+    compression_ratio: float,
+    selection: str = "chunk",
+    chunk_keep: int = 1,
+) -> TensorLayout:
+    """Plans one variable.
+
+    Args:
+        path: label of the variable.
+        shape: its shape.
+        dtype: name of its gradient's dtype.
+        compression_ratio: elements / kept elements, >= 1.
+        selection: "chunk" (the `chunk_keep` largest of each chunk) or "exact" (the largest of the
+            whole variable, which is one chunk then).
+        chunk_keep: elements kept per chunk; not used by "exact".
+
+    Returns:
+        The plan; dense for ratio 1, for small or non-float tensors, and where rounding would keep
+        every element.
+    """
+    dense = TensorLayout(path, tuple(shape), dtype)
+    if (
+        compression_ratio == 1
+        or dense.elements < MIN_COMPRESSED_ELEMENTS
+        or dtype not in COMPRESSIBLE_DTYPES
+    ):
+        return dense
+    if selection == "exact":
+        chunk_size = dense.elements
+        chunk_keep = max(1, round(dense.elements / compression_ratio))
+    else:
+        # No longer than the variable, whatever the ratio.
+        chunk_keep = min(chunk_keep, dense.elements)
+        longest = min(dense.elements, MAX_CHUNK_SIZE)
+        chunk_size = max(1, round(min(chunk_keep * compression_ratio, longest)))
+    planned = dataclasses.replace(
+        dense,
+        compression_ratio=float(compression_ratio),
+        chunk_size=chunk_size,
+        chunk_keep=min(chunk_keep, max(1, round(chunk_size / compression_ratio))),
+    )
+    return planned if planned.kept < planned.elements else dense
+
+
+def unique_paths(paths: Sequence[str]) -> list[str]:
+    """Labels made unique: a path seen before gets the suffix #2, #3, ..."""
+    seen: dict[str, int] = {}
+    unique = []
+    for path in paths:
+        seen[path] = seen.get(path, 0) + 1
+        unique.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
+    return unique

@@ -1,0 +1,1 @@
+"""Processes that meet, talk, compare themselves, and never wait without end."""

@@ -1,0 +1,200 @@
+"""Ends collectives that wait for a worker which will not come, and says which one.
+
+TensorFlow notices a worker that died, but depending on who waited for whom it takes up to its
+heartbeat limit, and if it is the first worker it does not name it. It does not notice at all a
+worker that lives and does not come: it sleeps in Python, sits in a debugger, or has left the
+training loop. TensorFlow's own limit for collectives (`CommunicationOptions.timeout_seconds`)
+starts a thread for each call that lives as long as the limit, so it serves for debugging only. One
+thread that looks at the launchers' counts once a second does all this and costs a step nothing.
+"""
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tf_scalecom.workers import worker_notes
+from tf_scalecom.workers.collectives import CollectiveLauncher
+from tf_scalecom.workers.failure_cause import LastWords
+
+DEFAULT_SECONDS = 600.0
+_PAUSE_SECONDS = 1.0
+# When a collective has been under way for this long, and again after as long, the peers are asked
+# for a sign of life. TensorFlow answers in threads of its own, however busy Python is: a process
+# that leaves two questions in a row unanswered is stopped, or its machine out of reach.
+_ASK_AFTER_SECONDS = 3.0
+_ANSWER_SECONDS = 4.0
+# Workers that wait in different calls may just have left the same one, if it moves much data over
+# a slow network, and will move on. After this long, they will not.
+_STUCK_AFTER_SECONDS = 30.0
+_LAST_CALL_SECONDS = 10.0
+_NUMBER = ", call "
+_SILENT = "does not answer: it is stopped, or out of reach"
+
+
+class Watchdog:
+    """Watches the collectives of some launchers.
+
+    Args:
+        launchers: the launchers.
+        name: this process's task, e.g. "worker 0".
+        peers: the tasks that take part in the collectives with it, name -> address.
+        limit_seconds: the longest that one collective may take; 0 is no limit, so that only a
+            worker that has died or is stopped ends the wait.
+    """
+
+    def __init__(
+        self,
+        launchers: Sequence[CollectiveLauncher],
+        name: str,
+        peers: Mapping[str, str],
+        limit_seconds: float,
+    ):
+        self._name = name
+        self._peers = peers
+        self._limit = limit_seconds or float("inf")
+        # Number of the call under way on each launcher, and when it was first seen.
+        self._seen = {launcher: (None, 0.0) for launcher in launchers}
+        self._ask_after = min(_ASK_AFTER_SECONDS, self._limit / 4)
+        self._stuck_after = min(_STUCK_AFTER_SECONDS, self._limit / 4)
+        self._notice = worker_notes.Notice(name)
+        self._last_words = LastWords(name, self._gone)
+        # Which calls all workers were last seen to wait in, and how long this one had then.
+        self._calls: dict[str, str | None] = {}
+        self._calls_since = 0.0
+        self._stopped = threading.Event()
+        # Daemon: the end of the main thread is the end of training. It must not be inside
+        # TensorFlow, though, when the interpreter goes.
+        self._thread = threading.Thread(target=self._watch, name="scalecom-watchdog", daemon=True)
+        self._thread.start()
+        atexit.register(_stop, weakref.ref(self))
+
+    def stop(self):
+        """Ends the watch."""
+        self._stopped.set()
+        self._last_words.stop()
+        self._notice.stop()
+        self._thread.join(_LAST_CALL_SECONDS)
+
+    def _watch(self):
+        asked_at = 0.0
+        while not self._stopped.wait(_PAUSE_SECONDS):
+            waited, call = self._longest_wait()
+            asked_at = min(asked_at, waited)  # the next call begins at 0 again
+            ask = waited - asked_at >= self._ask_after
+            if ask and self._abort_if_gone(waited):
+                return
+            self._notice.write(call if waited > self._ask_after else None)
+            if waited > self._limit:
+                self._abort_late(waited)
+                return
+            if ask:
+                asked_at = waited
+                if self._abort_if_apart(waited):
+                    return
+
+    def _longest_wait(self):
+        """For how many seconds a collective has been under way, 0 if none is, and which."""
+        now = time.monotonic()
+        for launcher, (number, _) in self._seen.items():
+            # In this order: a call that ends in between is not taken for one under way.
+            begun, ended = launcher.begun.numpy(), launcher.ended.numpy()
+            if begun == ended:
+                self._seen[launcher] = (None, now)
+            elif begun != number:
+                self._seen[launcher] = (begun, now)
+        launcher = min(self._seen, key=lambda launcher: self._seen[launcher][1])
+        number, since = self._seen[launcher]
+        call, purpose = launcher.last_call()
+        # What comes before the number is compared, what comes after is for people.
+        return now - since, f"{call}{_NUMBER}{number}" + (f" ({purpose})" if purpose else "")
+
+    def _gone(self):
+        """The peers that do not answer, in words."""
+        gone = []
+        for peer in self._peers:
+            fault = _fault(peer) and _fault(peer)
+            if fault is not None:
+                gone.append(f"{_full_name(peer)} ({self._peers[peer]}), which {fault}")
+            if fault == _SILENT or self._stopped.is_set():
+                break  # no time for more questions; one who fails lets the others know
+        return gone
+
+    def _abort_if_gone(self, waited):
+        gone = self._gone()
+        if gone:
+            self._abort(
+                tf.errors.UNAVAILABLE,
+                f"has waited {waited:.0f} s in a collective for {'; '.join(gone)}. Look for the "
+                "cause in the log there; one that ends without a word may have been killed for "
+                "want of memory.",
+            )
+        return bool(gone)
+
+    def _abort_if_apart(self, waited):
+        """Aborts if all workers wait, but not all in the same call, and nothing has moved since."""
+        calls = {self._name: self._notice.text}
+        for peer in self._peers:
+            calls[peer] = worker_notes.read(peer)
+            if calls[peer] is None:
+                return False  # it may still come
+        if calls != self._calls:
+            self._calls, self._calls_since = calls, waited
+        kinds = {call.rpartition(_NUMBER)[0] for call in calls.values()}
+        apart = len(kinds) > 1 and waited - self._calls_since >= self._stuck_after
+        if apart:
+            self._abort(
+                tf.errors.FAILED_PRECONDITION,
+                f"has waited {waited:.0f} s, as all workers have, but not for the same: "
+                + "; ".join(f"{_full_name(task)} is in {call}" for task, call in calls.items())
+                + ". All workers must build the same model and make the same calls.",
+            )
+        return apart
+
+    def _abort_late(self, waited):
+        absent = ", ".join(_full_name(peer) for peer in self._peers if not worker_notes.read(peer))
+        whom = (
+            f"{absent}, alive but in no collective: asleep, in a debugger, or out of the training "
+            "loop (an error, another number of steps)"
+            if absent
+            else "the others, which wait too: they have made other calls"
+        )
+        self._abort(
+            tf.errors.DEADLINE_EXCEEDED,
+            f"has waited {waited:.0f} s in a collective for {whom}. Look at the logs of all "
+            "workers; all must make the same calls. CommunicationOptions(timeout_seconds=...) "
+            "sets the limit.",
+        )
+
+    def _abort(self, code, message):
+        context.context().abort_collective_ops(code, f"tf_scalecom: {self._name} {message}")
+
+
+def _full_name(task):
+    """TensorFlow's name of a task such as "worker 1"."""
+    job, _, index = task.partition(" ")
+    return f"/job:{job}/task:{index}"
+
+
+def _fault(task):
+    """What is wrong with the process of a task; None if it answers."""
+    name = _full_name(task).replace("/task", "/replica:0/task")
+    try:
+        context.context().check_collective_ops_peer_health(name, int(_ANSWER_SECONDS * 1000))
+    except tf.errors.DeadlineExceededError:
+        return _SILENT
+    except tf.errors.UnavailableError:
+        return "has ended: nothing answers there"
+    except tf.errors.FailedPreconditionError:
+        return "has ended: another process answers there"
+    return None
+
+
+def _stop(reference):
+    watchdog = reference()
+    if watchdog is not None:
+        watchdog.stop()
