@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_multi_worker import digest, digits
+from digits import digest, digits
 from worker_cluster import WorkerCluster
 
 import tf_scalecom as sc

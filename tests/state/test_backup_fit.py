@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from digits import digest
 from keras import layers, optimizers
-from test_multi_worker import digest
 
 import tf_scalecom as sc
 from tf_scalecom.state import model_objects

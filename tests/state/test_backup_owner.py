@@ -10,8 +10,8 @@ from pathlib import Path
 
 import keras
 import pytest
+from digits import digits
 from test_backup import BATCH, build, restore_into
-from test_multi_worker import digits
 
 import tf_scalecom as sc
 from tf_scalecom.state import backup_owner

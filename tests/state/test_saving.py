@@ -5,7 +5,7 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
-from test_multi_worker import digest, digits
+from digits import digest, digits
 
 import tf_scalecom as sc
 

@@ -4,17 +4,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from digits import digest, digits
 from reference import scalecom_step
+from small_classifier import alone, assert_equal, train_on_arrays
 from test_multi_worker import (
     CASES,
     SHAPE,
     apply_known_gradients,
     dense_model,
-    digest,
-    digits,
     known_gradients,
 )
-from test_strategy import alone, assert_equal, train_on_arrays
 
 import tf_scalecom as sc
 

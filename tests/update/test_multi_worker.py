@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import hashlib
 import itertools
 
 import keras
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import EXCHANGES
+from digits import digest, digits
 from private_network import loopback_bytes, private_network_pool
 from reference import scalecom_step
 from worker_cluster import WorkerCluster
@@ -25,14 +25,6 @@ def known_gradients(steps, replicas, integers=False):
     shape = (steps, replicas, *SHAPE)
     values = rng.integers(-20, 21, shape) if integers else rng.normal(size=shape)
     return values.astype(np.float32)
-
-
-def digest(variables):
-    """A hash of all values, for comparing workers bit by bit."""
-    sha = hashlib.sha256()
-    for variable in variables:
-        sha.update(np.ascontiguousarray(variable.numpy()).tobytes())
-    return sha.hexdigest()
 
 
 def apply_known_gradients(strategy, case, steps, integers=False, **arguments):
@@ -108,13 +100,6 @@ def test_conservation_is_exact_for_integer_gradients(cluster, workers):
         sent = -histories[0][t][0]
         held = sum(history[t][1][0] for history in histories)
         np.testing.assert_array_equal(sent + held, gradients[: t + 1].sum(axis=(0, 1)))
-
-
-def digits(samples, seed=0):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 10, samples)
-    centres = np.random.default_rng(99).normal(size=(10, 20))
-    return (centres[y] + rng.normal(size=(samples, 20))).astype(np.float32), y
 
 
 def dense_model(strategy, make_optimizer, **compile_arguments):

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_multi_worker import digest
+from digits import digest
 from test_optimizer import make_strategy
 from test_skip_warning import Collected
 
