@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tf_scalecom.base.argument_types import seconds, whole_number
 from tf_scalecom.doctor import command as doctor_command
+from tf_scalecom.forecast import command as plan_command
 from tf_scalecom.launch import launcher
-from tf_scalecom.plan import command as plan_command
 from tf_scalecom.simulate import command as simulate_command
 
 

@@ -14,7 +14,7 @@ from reports import plan as plan_report
 import tf_scalecom as sc
 from tf_scalecom.__main__ import main
 from tf_scalecom.cross_device_ops import BUCKET_BYTES
-from tf_scalecom.plan import Cluster, Scenario, advice, forecasts, load, measure, performance
+from tf_scalecom.forecast import Cluster, Scenario, advice, forecasts, load, measure, performance
 from tf_scalecom.wire.layout import Layout, tensor_layout
 
 ONE_BUCKET = 1 << 30

@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 
-from tf_scalecom.plan import performance
-from tf_scalecom.plan.performance import Cluster, Exchange, StepTime
+from tf_scalecom.forecast import performance
+from tf_scalecom.forecast.performance import Cluster, Exchange, StepTime
 from tf_scalecom.wire.layout import Layout
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from tf_scalecom.plan.forecast import Scenario, forecasts
+from tf_scalecom.forecast.ways import Scenario, forecasts
 
 # Two step times closer than this are alike: the predictions are no better.
 _ALIKE = 1.05

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 
-from tf_scalecom.plan.forecast import Scenario, forecasts
+from tf_scalecom.forecast.ways import Scenario, forecasts
 from tf_scalecom.simulate.plots import pyplot
 
 _GBITS = tuple(400 ** (i / 40) for i in range(41))
