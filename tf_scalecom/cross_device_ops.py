@@ -8,19 +8,24 @@ from tensorflow.python.distribute import cross_device_ops as tf_cross_device_ops
 from tensorflow.python.distribute import cross_device_utils
 
 from tf_scalecom.fit import numpy_memory
-from tf_scalecom.reduction import clt_k
-from tf_scalecom.wire.layout import Layout
+from tf_scalecom.reduction.clt_k import CltK
+from tf_scalecom.reduction.communicator import CollectiveCommunicator
+from tf_scalecom.reduction.exchange import Exchanged, exchange
+from tf_scalecom.reduction.method import Method
+from tf_scalecom.wire.config import CompressionConfig
+from tf_scalecom.wire.plan import Plan
+from tf_scalecom.wire.route import BUCKET_BYTES
 from tf_scalecom.workers.collectives import CollectiveLauncher
 
 # On import, as it costs nothing where it is not needed: each strategy slices what it shares out.
 numpy_memory.copy_what_others_see()
 
-# Each bucket costs two collectives, of a millisecond or two: more than smaller ones hide of the
-# exchange behind the backward pass (docs/network.md, "Hiding").
-BUCKET_BYTES = 512 * 1024
-
 # Group keys of `for_devices`: clear of those that strategies count up from 1, one per instance.
 _local_group_keys = itertools.count(1 << 20)
+
+
+# What users give `exchange` is a plan already: the method's own arguments do not count.
+_CLT_K = CltK(CompressionConfig())
 
 
 class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
@@ -29,12 +34,24 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
     Plain reduce, gather and broadcast stay dense, so metrics, batch statistics and whatever else a
     strategy reduces are exact. `exchange` is the compressed reduction that `ScaleComOptimizer`
     calls.
+
+    Args:
+        devices, group_size, options, collective_keys, canonicalize_devices: as of
+            `CollectiveAllReduce`.
+        first_replica: the place, among all of the group, of this process's first device.
     """
 
     def __init__(
-        self, devices, group_size, options, collective_keys=None, canonicalize_devices=True
+        self,
+        devices,
+        group_size,
+        options,
+        collective_keys=None,
+        canonicalize_devices=True,
+        first_replica=0,
     ):
         super().__init__(devices, group_size, options, collective_keys, canonicalize_devices)
+        self._first_replica = first_replica
         group_key = self._collective_keys.get_group_key(self._devices)
         self._launchers = [
             CollectiveLauncher(group_key, group_size, self._collective_keys, device, options)
@@ -65,10 +82,11 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
     def exchange(
         self,
         gradients: Sequence[Sequence[tf.Tensor]],
-        layout: Layout,
+        layout: Plan,
         state: Sequence[Sequence[tf.Variable]],
         step: tf.Tensor,
-    ) -> clt_k.Exchanged:
+        method: Method | None = None,
+    ) -> Exchanged:
         """Sums gradients over all replicas, those that `layout` says as CLT-k.
 
         Call it in cross-replica context, on all workers in the same step.
@@ -79,37 +97,35 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
             state: [replica of this process][compressed variable], the residuals: float32 variables
                 in the variables' shapes. Updated in place.
             step: integer scalar, the same on all workers; the leader is step mod replicas.
+            method: another method than CLT-k, whose plan and state the others are.
 
         Returns:
-            An `clt_k.Exchanged`: summed gradients, and whether all were finite. If not, the
-            residuals are as before.
+            An `Exchanged`: summed gradients, and whether all were finite. If not, the state is as
+            before.
         """
+        method = method or _CLT_K
         if tf.executing_eagerly() and len(self._launchers) > 1:
             # One thread runs eager operations one by one, and would wait in the first replica's
             # collective for the second's: a function runs them side by side.
-            if layout not in self._eager_exchanges:
-                self._eager_exchanges[layout] = tf.function(
-                    lambda gradients, state, step: self._exchange(gradients, layout, state, step),
-                    autograph=False,
-                )
-            return self._eager_exchanges[layout](gradients, state, step)
-        return self._exchange(gradients, layout, state, step)
+            return self._eager_exchange(layout, method)(gradients, state, step)
+        return self._exchange(gradients, layout, state, step, method)
 
-    def _exchange(self, gradients, layout, state, step):
-        communicator = CollectiveCommunicator(self)
-        return clt_k.exchange(gradients, state, layout, step, communicator)
+    def _eager_exchange(self, layout, method):
+        key = (layout, method)
+        if key not in self._eager_exchanges:
+            self._eager_exchanges[key] = tf.function(
+                lambda gradients, state, step: self._exchange(
+                    gradients, layout, state, step, method
+                ),
+                autograph=False,
+            )
+        return self._eager_exchanges[key]
 
-    def _all_reduce(self, reduce_op, value, replica_id, options):
-        # TensorFlow packs a list into one buffer, which takes one dtype.
-        tensors = tf.nest.flatten(value)
-        reduced = [None] * len(tensors)
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            positions = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            same = [tensors[i] for i in positions]
-            same = super()._all_reduce(reduce_op, same, replica_id, options)
-            for i, tensor in zip(positions, same, strict=True):
-                reduced[i] = tensor
-        return tf.nest.pack_sequence_as(value, reduced)
+    def _exchange(self, gradients, layout, state, step, method):
+        communicator = CollectiveCommunicator(
+            self._launchers, self._first_replica, self._group_size, self.bucket_bytes
+        )
+        return exchange(gradients, layout, state, step, communicator, method)
 
     def __deepcopy__(self, memo):
         return type(self)(
@@ -118,51 +134,5 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
             self._options,
             self._collective_keys,
             self._canonicalize_devices,
+            self._first_replica,
         )
-
-
-class CollectiveCommunicator:
-    """Communicates through TensorFlow's collective runtime."""
-
-    broadcasts = True
-
-    def __init__(self, ops: ScaleComAllReduce):
-        extended = tf.distribute.get_strategy().extended
-        self._ops = ops
-        self.num_replicas = ops._group_size
-        self.bucket_bytes = ops.bucket_bytes
-        # The members of the group in this process, which may be fewer than its replicas.
-        local = len(ops._launchers)
-        first = getattr(extended, "_id_in_cluster", 0) * local
-        self.replica_ids = range(first, first + local)
-
-    def all_reduce(self, tensors):
-        ops = self._ops
-        sum_ = tf.distribute.ReduceOp.SUM
-        return [ops._all_reduce(sum_, list(ts), i, ops._options) for i, ts in enumerate(tensors)]
-
-    def broadcast(self, make, leader, size):
-        wire = _words_dtype(self._ops._devices[0])
-        words = [
-            launcher.broadcast(
-                lambda make_vector=make_vector: tf.bitcast(make_vector(), wire),
-                is_source=tf.equal(leader, replica_id),
-                source_rank=leader,
-                shape=[size],
-                dtype=wire,
-            )
-            for launcher, replica_id, make_vector in zip(
-                self._ops._launchers, self.replica_ids, make, strict=True
-            )
-        ]
-        return [tf.bitcast(w, tf.int32) for w in words]
-
-
-def _words_dtype(device: str) -> tf.DType:
-    """What words of offsets are called on their way between devices of this kind.
-
-    TensorFlow keeps every int32 that passes a cond on a GPU in host memory: the words would go to
-    the host and back on each replica. As the bits of a float32 they stay in device memory; nothing
-    computes with them on the way.
-    """
-    return tf.float32 if tf.DeviceSpec.from_string(device).device_type == "GPU" else tf.int32

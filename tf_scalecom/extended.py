@@ -164,6 +164,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 group_size=stock._group_size,
                 options=options,
                 collective_keys=self._collective_keys,
+                first_replica=self._id_in_cluster * len(stock._devices),
             )
             for stock in (self._host_cross_device_ops, self._cross_device_ops)
         )
@@ -177,6 +178,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 group_size=self._num_workers,
                 options=options,
                 collective_keys=cross_device_utils.CollectiveKeys(next(_worker_group_keys)),
+                first_replica=self._id_in_cluster,
             )
         self.launchers = {
             launcher

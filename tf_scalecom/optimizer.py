@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -10,25 +12,26 @@ import numpy as np
 import tensorflow as tf
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
-from tf_scalecom import ops as kernels
-from tf_scalecom.cross_device_ops import BUCKET_BYTES
 from tf_scalecom.fit.made_in_scope import require_optimizer
+from tf_scalecom.reduction.clt_k import CltK
+from tf_scalecom.reduction.exchange import method_for
+from tf_scalecom.reduction.variables import is_summable
 from tf_scalecom.state import model_files
 from tf_scalecom.update import hierarchy, keras_hooks
 from tf_scalecom.update.gradient_norm import GradientNorm
 from tf_scalecom.update.residual_reset import ResidualReset
-from tf_scalecom.update.residual_variable import ResidualVariable
+from tf_scalecom.update.route import route
 from tf_scalecom.update.skip_warning import SkipWarning
 from tf_scalecom.update.supported import check_inner, check_strategy, check_takes_zeros
-from tf_scalecom.update.update_step import CompressionState, UpdateStep, scalecom_ops
+from tf_scalecom.update.update_step import CompressionState, UpdateStep
 from tf_scalecom.wire.config import (
     CompressionConfig,
     check_hierarchical,
     check_warmup,
     check_warmup_steps,
 )
-from tf_scalecom.wire.report import CompressionReport, compression_report
-from tf_scalecom.wire.warmup import layout_at, warmup_stages
+from tf_scalecom.wire.report import CompressionReport
+from tf_scalecom.wire.warmup import plan_at, warmup_stages
 from tf_scalecom.workers.agreement import VARIABLE, describe_optimizer
 
 _VARIABLES_BEFORE_BUILD = 1  # the count of skipped steps
@@ -58,8 +61,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
 
     Every step one replica, the leader (step mod replicas), picks the elements of largest
     |residual + gradient|. All replicas send just those, and keep what they did not send in a
-    low-pass-filtered residual (`algorithm` has the equations). The inner optimizer then makes its
-    update from the sum, on every replica the same.
+    low-pass-filtered residual (`reduction.clt_k` has the equations). The inner optimizer then
+    makes its update from the sum, on every replica the same.
 
     Gradients are clipped and accumulated locally first, where Keras does. A step in which any
     replica's gradient, or its sum with the residual, is not finite is skipped on all: nothing
@@ -151,7 +154,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         check_inner(inner_optimizer)
         self._lock = False
         config = CompressionConfig(
-            compression_ratio, beta, exclude, selection, chunk_keep, value_dtype
+            compression_ratio=compression_ratio,
+            beta=beta,
+            exclude=exclude,
+            selection=selection,
+            chunk_keep=chunk_keep,
+            value_dtype=value_dtype,
         )
         warmup_steps = check_warmup_steps(warmup_steps)
         warmup = check_warmup(warmup)
@@ -201,31 +209,32 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             return
         if tf.distribute.has_strategy():
             require_optimizer(self, tf.distribute.get_strategy())
-        layout = self._config.layout(variables)
-        if layout.compressed:
+        method = CltK(self._config)
+        plan = method.plan(variables)
+        if plan.compressed:
             check_takes_zeros(self.inner_optimizer)
-            kernels.kernels_for(layout)  # there are none for some
         if not model_files.loading():  # which one worker may do alone
-            self._require_alike(layout)
+            self._require_alike(plan)
         if self.hierarchical:
             hierarchy.check_strategy(self._distribution_strategy)
-        self._excluded = self._config.excluded([t.path for t in layout.tensors])
-        residuals = {}
+        self._excluded = self._config.excluded([t.path for t in plan.tensors])
         with contextlib.ExitStack() as stack:
             if not tf.distribute.has_strategy():
                 stack.enter_context(self._distribution_strategy.scope())
-            for position in layout.compressed:
-                residuals[position] = self._add_residual(variables[position], position)
+            kept = self._make_variables(method, plan)
             self.inner_optimizer.build(variables)
         self._state = CompressionState(
-            layout,
-            residuals,
-            self._skipped_steps,
-            warmup_stages(self._config, variables, self.warmup, self.warmup_steps),
-            SkipWarning(_SKIP_ADVICE),
-            ResidualReset(),
-            GradientNorm(),
-            self.hierarchical,
+            method=method,
+            plan=plan,
+            variables=kept,
+            skipped_steps=self._skipped_steps,
+            warmup=warmup_stages(
+                functools.partial(method.plan, variables), self.warmup, self.warmup_steps
+            ),
+            skip_warning=SkipWarning(_SKIP_ADVICE),
+            residual_reset=ResidualReset(),
+            gradient_norm=GradientNorm(),
+            hierarchical=self.hierarchical,
         )
         self._trainable_variables = list(variables)
         self.built = True
@@ -233,7 +242,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             weights, self._weights_to_set = self._weights_to_set, None
             self.set_weights(weights)
 
-    def _require_alike(self, layout):
+    def _require_alike(self, plan):
         """Compares the workers, once."""
         workers = getattr(self._distribution_strategy.extended, "workers", None)
         if workers is not None and not self._compared:
@@ -242,21 +251,22 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 **self._config.get_config(),
                 "variables": [
                     {**dataclasses.asdict(tensor), "path": None, VARIABLE: tensor.path}
-                    for tensor in layout.tensors
+                    for tensor in plan.tensors
                 ],
             }
             workers.require_alike("ScaleComOptimizer", description)
             self._compared = True
 
-    def _add_residual(self, variable, position):
+    def _make_variables(self, method, plan):
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras.name_scope(self.name, caller=self))
             if self.hierarchical:
                 extended = self._distribution_strategy.extended
                 stack.enter_context(hierarchy.variables_of_worker(extended))
-            residual = ResidualVariable(variable.shape, name=f"residual_{position}")
-        self._track_variable(residual)
-        return residual
+            kept = method.init(plan)
+        for variable in itertools.chain.from_iterable(kept):
+            self._track_variable(variable)
+        return kept
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -268,14 +278,16 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         """Variable path -> float32 array in the variable's shape, for each local replica."""
         state = self._built_state("residuals")
         return {
-            state.layout.tensors[position].path: tuple(part.numpy() for part in residual.parts)
-            for position, residual in state.residuals.items()
+            tensor.path: tuple(part.numpy() for part in residual.parts)
+            for tensor, kept in zip(state.plan.tensors, state.variables, strict=True)
+            for residual in filter(is_summable, kept)
         }
 
     @property
     def residual_variables(self) -> list[keras.Variable]:
         """The float32 variables behind `residuals`; each replica has a value of its own."""
-        return list(self._built_state("residual_variables").residuals.values())
+        kept = self._built_state("residual_variables").variables
+        return list(filter(is_summable, itertools.chain.from_iterable(kept)))
 
     @property
     def skipped_steps(self) -> keras.Variable:
@@ -317,11 +329,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             step: count this step, from 0, which may be one of the warm-up; by default one after it.
         """
         state = self._built_state("compression_report()")
-        strategy = self._distribution_strategy
-        replicas = num_replicas
-        if replicas is None:
-            in_use = strategy.extended._num_workers if self.hierarchical else None
-            replicas = in_use or strategy.num_replicas_in_sync
+        way = route(self._distribution_strategy, self.hierarchical)
+        replicas = way.num_replicas if num_replicas is None else num_replicas
         if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
             raise ValueError(
                 "compression_report: expected num_replicas as an integer >= 1; received "
@@ -332,16 +341,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 "compression_report: expected step as an integer >= 0; received "
                 f"{step!r}. Leave it out for a step after the warm-up."
             )
-        ops = scalecom_ops(strategy)
-        bucket_bytes = None if ops is None else ops.bucket_bytes
-        if ops is None and strategy.num_replicas_in_sync == 1:
-            bucket_bytes = BUCKET_BYTES
-        return compression_report(
-            state.layout if step is None else layout_at(step, state.warmup, state.layout),
-            replicas,
-            broadcasts=bucket_bytes is not None,
-            bucket_bytes=bucket_bytes,
-        )
+        plan = state.plan if step is None else plan_at(step, state.warmup, state.plan)
+        return method_for(plan, state.method).report(plan, replicas, way.wire)
 
     def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
         """Exchanges gradients and updates variables. Call it in replica context.
@@ -372,7 +373,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         if grads:
             grads = [self._prepare(g, v) for g, v in zip(grads, variables, strict=True)]
             state = self._built_state("apply()")
-            self._require_alike(state.layout)
+            self._require_alike(state.plan)
             step = UpdateStep(inner, variables, state)
             context.merge_call(step.run, args=(grads, context.replica_id_in_sync_group))
         else:  # all were overwritten with their gradients
@@ -492,10 +493,3 @@ def _divided(gradient, number):
         values = gradient.values / number
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return gradient / number
-
-
-def scalecom_optimizer(optimizer: keras.optimizers.Optimizer) -> ScaleComOptimizer | None:
-    """The `ScaleComOptimizer` that an optimizer is or has inside; None without one."""
-    while optimizer is not None and not isinstance(optimizer, ScaleComOptimizer):
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    return optimizer

@@ -16,11 +16,11 @@ import math
 import pathlib
 import sys
 
-from tf_scalecom.cross_device_ops import BUCKET_BYTES
 from tf_scalecom.forecast import Cluster, Exchange, Scenario, performance, plots
 from tf_scalecom.forecast.load import layouts_of
 from tf_scalecom.forecast.performance import step_time
 from tf_scalecom.wire.layout import Layout, tensor_layout
+from tf_scalecom.wire.route import BUCKET_BYTES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "models" / "image")]

@@ -13,9 +13,9 @@ from reports import plan as plan_report
 
 import tf_scalecom as sc
 from tf_scalecom.__main__ import main
-from tf_scalecom.cross_device_ops import BUCKET_BYTES
 from tf_scalecom.forecast import Cluster, Scenario, advice, forecasts, load, measure, performance
 from tf_scalecom.wire.layout import Layout, tensor_layout
+from tf_scalecom.wire.route import BUCKET_BYTES
 
 ONE_BUCKET = 1 << 30
 GBIT = 1e9 / 8

@@ -15,9 +15,11 @@ from cases import EXCHANGES, SHAPES, Case
 from tensorflow.python.framework import kernels as registered_kernels
 
 import tf_scalecom as sc
-from tf_scalecom import cross_device_ops, ops
+from tf_scalecom import ops
 from tf_scalecom.ops import built, native, xla
+from tf_scalecom.reduction import communicator
 from tf_scalecom.wire.layout import Layout, tensor_layout
+from tf_scalecom.wire.route import BUCKET_BYTES
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -377,9 +379,9 @@ def test_on_a_gpu_words_are_in_device_memory():
 @pytest.mark.parametrize("device", ["/job:worker/replica:0/task:1/device:GPU:0", "CPU:0"])
 def test_words_travel_unchanged(device, monkeypatch):
     """On four logical CPUs, as what they would be called between GPUs."""
-    wire = cross_device_ops._words_dtype(device)
+    wire = communicator._words_dtype(device)
     assert wire == (tf.float32 if "GPU" in device else tf.int32)
-    monkeypatch.setattr(cross_device_ops, "_words_dtype", lambda _: wire)
+    monkeypatch.setattr(communicator, "_words_dtype", lambda _: wire)
     devices = [f"CPU:{i}" for i in range(4)]
     strategy = tf.distribute.MirroredStrategy(
         devices, cross_device_ops=sc.ScaleComAllReduce.for_devices(devices)
@@ -393,10 +395,12 @@ def test_words_travel_unchanged(device, monkeypatch):
     def broadcast(leader):
         with strategy.scope():
             operations = strategy.extended._cross_device_ops
-            communicator = cross_device_ops.CollectiveCommunicator(operations)
+            replicas = communicator.CollectiveCommunicator(
+                operations._launchers, 0, 4, BUCKET_BYTES
+            )
             other = tf.zeros_like(words)
             makes = [lambda i=i: tf.constant(words) if i == 2 else other for i in range(4)]
-            return communicator.broadcast(makes, leader, len(words))
+            return replicas.broadcast(makes, leader, len(words))
 
     for received in broadcast(tf.constant(2)):
         np.testing.assert_array_equal(received, words)

@@ -10,7 +10,9 @@ from reference import scalecom_step
 
 from tf_scalecom.ops import native, xla
 from tf_scalecom.reduction import clt_k
+from tf_scalecom.reduction import exchange as by_any_method
 from tf_scalecom.reduction.communicator import ListCommunicator
+from tf_scalecom.wire.config import CompressionConfig
 
 WIRE = {"float32": np.float32, "float16": np.float16, "bfloat16": tf.bfloat16.as_numpy_dtype}
 
@@ -24,18 +26,19 @@ class Result(NamedTuple):
 
 
 def exchange(gradients, residuals, layout, step):
-    """Runs `clt_k.exchange` on NumPy arrays [replica][variable]; residuals are flat."""
+    """Runs an exchange by CLT-k on NumPy arrays [replica][variable]; residuals are flat."""
     shapes = [layout.tensors[i].shape for i in layout.compressed]
     variables = [
         [tf.Variable(m.reshape(shape)) for m, shape in zip(ms, shapes, strict=True)]
         for ms in residuals
     ]
-    exchanged = clt_k.exchange(
+    exchanged = by_any_method.exchange(
         [[tf.constant(g) for g in gs] for gs in gradients],
-        variables,
         layout,
+        variables,
         tf.constant(step),
         ListCommunicator(len(gradients)),
+        clt_k.CltK(CompressionConfig()),
     )
     return Result(
         exchanged.gradients,
@@ -236,7 +239,7 @@ def test_the_largest_sums_fit_and_the_rest_stays_in_the_residuals(wire, kernels)
 
 def test_no_order_of_summing_makes_the_largest_values_infinite():
     for replicas in [*range(1, 70), 257]:
-        limit = clt_k._summable_limit("float16", "float32", replicas)
+        limit = clt_k.summable_limit("float16", "float32", replicas)
         assert 0.75 * 65_504 < replicas * limit <= 65_504
         # The largest sum of k values in any order is that of the largest of two parts.
         most = np.full(replicas + 1, limit, np.float16)

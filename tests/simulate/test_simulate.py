@@ -15,7 +15,7 @@ import tf_scalecom as sc
 from tf_scalecom.simulate import METHODS, Simulation, SimulationConfig, diagnostics
 from tf_scalecom.simulate.gradients import LearnerGradients
 from tf_scalecom.simulate.run_files import restore_state, save_state
-from tf_scalecom.simulate.schedules import LayoutSchedule, learning_rate
+from tf_scalecom.simulate.schedules import PlanSchedule, learning_rate
 from tf_scalecom.simulate.task import DataOrder
 from tf_scalecom.wire.layout import Layout, tensor_layout
 
@@ -37,16 +37,18 @@ def recorded_gradients():
     return recorded
 
 
+def schedule_of(config, variables):
+    return PlanSchedule(config, config.build_method(), variables)
+
+
 def replayed(recorded, config):
     """Reduced gradients [step][variable] of the simulator, and its simulation."""
     simulation = Simulation(LinearClasses(), config)
-    schedule = LayoutSchedule(config, simulation.model.trainable_variables)
+    schedule = schedule_of(config, simulation.model.trainable_variables)
     reduced = []
     for step, gradients in enumerate(recorded):
         tensors = [[tf.constant(g) for g in own] for own in gradients]
-        result = simulation.method.reduce(
-            tensors, schedule.layout(step), tf.constant(step, tf.int64)
-        )
+        result = simulation.reduce(tensors, schedule.plan(step), tf.constant(step, tf.int64))
         reduced.append([g.numpy() for g in result.gradients])
     return reduced, simulation, schedule
 
@@ -121,10 +123,10 @@ def test_what_is_not_sent_is_kept(method):
     config = dataclasses.replace(SMALL, method=method)
     recorded = recorded_gradients()
     reduced, simulation, _ = replayed(recorded, config)
-    for place, position in enumerate(simulation.method.compressed):
+    for place, position in enumerate(simulation.plan.compressed):
         total = sum(own[position] for gradients in recorded for own in gradients)
         sent = sum(gradients[position] for gradients in reduced)
-        held = sum(own[place].numpy() for own in simulation.method.residuals)
+        held = sum(own[place].numpy() for own in simulation.residuals)
         assert np.abs(held).max() > 1e-3, "nothing was compressed"
         np.testing.assert_allclose(sent + held, total, rtol=0, atol=1e-5)
 
@@ -172,14 +174,14 @@ def test_random_selections_keep_k_and_change_with_the_step():
 def test_power_sgd_finds_a_sum_of_its_rank():
     config = dataclasses.replace(SMALL, method="power_sgd", rank=2)
     simulation = Simulation(LinearClasses(), config)
-    schedule = LayoutSchedule(config, simulation.model.trainable_variables)
+    schedule = schedule_of(config, simulation.model.trainable_variables)
     rng = np.random.default_rng(0)
     shapes = [v.shape for v in simulation.model.trainable_variables]
     rank_2 = tf.constant(rng.normal(size=(40, 2)) @ rng.normal(size=(2, 60)), tf.float32)
     gradients = [[rank_2, *map(tf.zeros, shapes[1:])]] * 4
-    reduced = simulation.method.reduce(gradients, schedule.layout(0), 0).gradients
+    reduced = simulation.reduce(gradients, schedule.plan(0), tf.constant(0)).gradients
     np.testing.assert_allclose(reduced[0], 4 * rank_2, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(simulation.method.residuals[3][0], np.zeros((40, 60)), atol=1e-4)
+    np.testing.assert_allclose(simulation.residuals[3][0], np.zeros((40, 60)), atol=1e-4)
 
 
 def weights_after(config, task=None):
@@ -221,7 +223,7 @@ def test_momentum_before_selection_is_cleared_where_it_was_sent(optimizer):
     cleared = np.all([v == 0 for v in velocities], axis=0)
     _, gradients = Simulation(LinearClasses(), config).gradients()
     was_zero = np.all([own[0].numpy().ravel() == 0 for own in gradients], axis=0)
-    layout = LayoutSchedule(config, simulation.model.trainable_variables).final
+    layout = schedule_of(config, simulation.model.trainable_variables).final
     assert 0 < np.sum(cleared & ~was_zero) <= layout.kept
     assert np.sum(~cleared) > layout.kept
 
@@ -269,7 +271,7 @@ def test_256_learners_train():
     simulation = Simulation(LinearClasses(), config)
     measured = [simulation.advance(measure=True) for _ in range(config.steps)]
     assert all(np.isfinite(m["residual_cosine_distance"]) for m in measured)
-    assert len(simulation.method.residuals) == 256
+    assert len(simulation.residuals) == 256
 
 
 @pytest.mark.parametrize("learners", [2, 8])
@@ -278,7 +280,7 @@ def test_bytes_follow_the_stated_formulas(learners):
         config = dataclasses.replace(SMALL, method=method, learners=learners, **changes)
         simulation = Simulation(LinearClasses(), config)
         variables = simulation.model.trainable_variables
-        return simulation.method.bytes_sent(LayoutSchedule(config, variables).layout(0))
+        return simulation.bytes_sent(schedule_of(config, variables).plan(0))
 
     ring = 2 * (learners - 1) / learners
     large = 40 * 60
@@ -337,7 +339,7 @@ def test_hamming_distance_and_bound_by_hand():
     x0[[0, 1]] = 3, 2  # the leader's largest
     x1[[0, 2]] = 3, 4  # so of the sum: 0 (6) and 2 (4), then 1 (2)
     plan = dataclasses.replace(SMALL, selection="exact", compression_ratio=500)
-    layout = LayoutSchedule(plan, [keras.Variable(tf.zeros(1_000))]).final
+    layout = schedule_of(plan, [keras.Variable(tf.zeros(1_000))]).final
     quality = diagnostics.SelectionQuality([(1_000,)])
     measured = quality.measure(
         [tf.constant(x0 + x1)], [tf.constant(x0)], [tf.Variable(tf.zeros(1_000))], layout, layout
@@ -379,8 +381,8 @@ def test_schedules():
     assert learning_rate(linear, 55) == pytest.approx(0.5)
 
     def planned(config):
-        schedule = LayoutSchedule(config, [keras.Variable(tf.zeros((50, 80)))])
-        layouts = [schedule.layout(step) for step in range(100)]
+        schedule = schedule_of(config, [keras.Variable(tf.zeros((50, 80)))])
+        layouts = [schedule.plan(step) for step in range(100)]
         exact = [schedule.exact_layout(step).tensors[0].kept for step in range(100)]
         kept = [layout.tensors[0].kept for layout in layouts]
         np.testing.assert_allclose(exact, kept, atol=1)

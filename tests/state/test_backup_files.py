@@ -9,8 +9,12 @@ import pytest
 from tf_scalecom.state import backup_files, backup_places
 from tf_scalecom.state.backup import BackupError, BackupFolder
 from tf_scalecom.state.backup_owner import MARK
+from tf_scalecom.state.training_state import Kept
 
-STATE = {"model.0": [np.arange(300.0)], "residual.0": [np.ones(7, np.float32)]}
+STATE = {
+    "model.0": Kept([np.arange(300.0)]),
+    "residual.0": Kept([np.ones(7, np.float32)], summable=True),
+}
 
 
 def alone(folder):
@@ -28,11 +32,12 @@ def test_backups_are_counted_and_the_earlier_ones_deleted(tmp_path):
     folder = alone(tmp_path)
     assert folder.latest() is None
     for epoch in range(3):
-        folder.save({"model.0": [np.full(3, epoch, np.float32)]}, {"epoch": epoch})
+        folder.save({"model.0": Kept([np.full(3, epoch, np.float32)])}, {"epoch": epoch})
     meta = folder.latest()
     assert len(meta.pop("shards")) == 1
     assert meta == {"place": "backup-00000003", "epoch": 2, "residuals": [{}]}
-    (value,) = folder.load(folder.latest(), {"model.0": [np.zeros(3, np.float32)]})["model.0"]
+    like = {"model.0": Kept([np.zeros(3, np.float32)])}
+    (value,) = folder.load(folder.latest(), like)["model.0"].parts
     np.testing.assert_array_equal(value, [2, 2, 2])
     assert names(tmp_path) == ["backup-00000003", MARK]
     folder.delete()
@@ -49,7 +54,7 @@ def saved_file(tmp_path, name):
 def read_back(tmp_path):
     folder = alone(tmp_path)
     meta = folder.latest()
-    return meta, {name: part.tolist() for name, (part,) in folder.load(meta, STATE).items()}
+    return meta, {name: part.tolist() for name, ((part,), _) in folder.load(meta, STATE).items()}
 
 
 # --- What is deleted -----------------------------------------------------------------------------
@@ -119,7 +124,7 @@ def earlier_backup(folder, number, epoch, **fields):
     """One of format 1."""
     place = folder / f"{number:08d}"
     place.mkdir()
-    arrays = {f"{name}/0": part for name, (part,) in STATE.items()}
+    arrays = {f"{name}/0": part for name, ((part,), _) in STATE.items()}
     shards = [backup_files.write_shard(place / "worker-0.npz", arrays)]
     content = {"epoch": epoch, "variables": {}, "optimizer": {"class_name": "SGD", "config": {}}}
     content |= {"shards": shards, "residuals": [1], **fields}
@@ -136,7 +141,7 @@ def test_a_backup_of_format_1_is_read_and_then_deleted_if_it_is_ours_without_dou
     folder = alone(tmp_path)
     assert (folder.latest()["place"], folder.latest()["epoch"]) == ("00000007", 7)
     _, state = read_back(tmp_path)
-    assert state == {name: part.tolist() for name, (part,) in STATE.items()}
+    assert state == {name: part.tolist() for name, ((part,), _) in STATE.items()}
     folder.save(STATE, {"epoch": 8})
     assert names(tmp_path) == ["00000006", "backup-00000008", MARK]
 
@@ -212,19 +217,26 @@ def test_each_optimizer_has_its_own_number_of_residuals(tmp_path):
     """One that is hierarchical has one residual on a worker of two replicas, another one two."""
     ones = np.ones(3, np.float32)
     folder = alone(tmp_path)
-    folder.save({"residual.0": [ones, 2 * ones], "residual[go].0": [4 * ones]}, {})
-    state = folder.load(folder.latest(), {"residual.0": [ones], "residual[go].0": [ones, ones]})
-    assert [[part[0] for part in parts] for parts in state.values()] == [[3], [2, 2]]
+
+    def state(parts, parts_of_go):
+        return {"residual.0": Kept(parts, True), "residual[go].0": Kept(parts_of_go, True)}
+
+    folder.save(state([ones, 2 * ones], [4 * ones]), {})
+    loaded = folder.load(folder.latest(), state([ones], [ones, ones]))
+    assert [[part[0] for part in kept.parts] for kept in loaded.values()] == [[3], [2, 2]]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64", "bool"])
 def test_values_of_any_dtype_come_back(tmp_path, dtype):
     values = np.arange(6).reshape(2, 3).astype(dtype)
     folder = alone(tmp_path)
-    saved = {"model.0": [values], "model.1": [values[0, 1]]}
+    saved = {"model.0": Kept([values]), "model.1": Kept([values[0, 1]])}
     folder.save(saved, {})
     state = folder.load(folder.latest(), saved)
-    for got, wanted in ((state["model.0"][0], values), (state["model.1"][0], values[0, 1])):
+    for got, wanted in (
+        (state["model.0"].parts[0], values),
+        (state["model.1"].parts[0], values[0, 1]),
+    ):
         assert got.dtype == wanted.dtype and got.shape == wanted.shape
         assert got.tobytes() == wanted.tobytes()
 

@@ -12,11 +12,11 @@ from reference import scalecom_step
 
 import tf_scalecom as sc
 from tf_scalecom import ops
-from tf_scalecom.cross_device_ops import BUCKET_BYTES
 from tf_scalecom.ops import native, xla
 from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.layout import Layout, tensor_layout
 from tf_scalecom.wire.report import compression_report
+from tf_scalecom.wire.route import COLLECTIVES
 
 DEVICES = [f"CPU:{i}" for i in range(4)]
 ROUTES = ("none", "own_ops", "scalecom_ops")
@@ -584,8 +584,8 @@ def test_a_report_outside_a_strategy_counts_workers():
     optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), 100)
     optimizer.build(variables)
     report = optimizer.compression_report(num_replicas=8)
-    layout = CompressionConfig(100, 1.0, (), "chunk", 1, "float32").layout(variables)
-    expected = compression_report(layout, 8, broadcasts=True, bucket_bytes=BUCKET_BYTES)
+    layout = CompressionConfig(compression_ratio=100).layout(variables)
+    expected = compression_report(layout, 8, COLLECTIVES)
     assert report.bytes_sent == expected.bytes_sent
     for wrong in (True, 0, 2.0):
         with pytest.raises(ValueError, match="num_replicas as an integer >= 1"):

@@ -6,6 +6,7 @@ from cases import EXCHANGES, SHAPES, Case
 
 from tf_scalecom.wire.layout import tensor_layout, unique_paths
 from tf_scalecom.wire.report import compression_report
+from tf_scalecom.wire.route import ALL_REDUCE, LIST, Route
 
 
 @pytest.mark.parametrize("ratio", [1, 1.2, 2, 2.5, 7, 99.5, 100, 1_000, 10_000])
@@ -67,20 +68,20 @@ def test_buckets_hold_all_tensors_from_the_last_to_the_first():
 
 def test_each_bucket_has_its_own_flag_and_whole_words():
     layout = Case("").layout((100, 101), (100, 101))
-    one, two = (compression_report(layout, 2, True, size).bytes_sent for size in (None, 1))
+    one, two = (compression_report(layout, 2, Route(True, size)).bytes_sent for size in (None, 1))
     assert two - one == 4 + (2 * 104 - 4 * 51) / 2
 
 
 def test_report_of_a_known_layout():
     # 10,000 float32, 100x: 100 values of 4 bytes and 100 offsets of 1 byte; 10 dense elements.
     layout = Case("").layout((100, 100), (10,))
-    two = compression_report(layout, 2, broadcasts=True)
+    two = compression_report(layout, 2, LIST)
     assert two.bytes_dense == 4 * 10_010
     assert two.bytes_sent == 100 * 4 + 100 * 1 / 2 + 10 * 4 + 4  # the last: the finite flag
-    four = compression_report(layout, 4, broadcasts=True)
+    four = compression_report(layout, 4, LIST)
     assert four.bytes_dense == pytest.approx(4 * 10_010 * 1.5)
     assert four.bytes_sent == pytest.approx(1.5 * two.bytes_sent)
-    masked = compression_report(layout, 2, broadcasts=False)
+    masked = compression_report(layout, 2, ALL_REDUCE)
     assert masked.bytes_sent == two.bytes_sent + 100 / 2
     assert [row.kept for row in two.rows] == [100, 10]
     assert str(two).count("\n") == 5
@@ -89,9 +90,9 @@ def test_report_of_a_known_layout():
 @pytest.mark.parametrize("case", EXCHANGES, ids=lambda c: c.name)
 def test_traffic_does_not_grow_with_replicas_beyond_the_ring_factor(case):
     layout = case.layout(*SHAPES)
-    reports = {n: compression_report(layout, n, broadcasts=True) for n in (2, 3, 8, 64, 1_000)}
+    reports = {n: compression_report(layout, n, LIST) for n in (2, 3, 8, 64, 1_000)}
     for n, report in reports.items():
         growth = (2 * (n - 1) / n) / 1.0
         np.testing.assert_allclose(report.bytes_sent, growth * reports[2].bytes_sent, rtol=1e-12)
         np.testing.assert_allclose(report.ratio, reports[2].ratio, rtol=1e-12)
-    assert compression_report(layout, 1, broadcasts=True).ratio == 1
+    assert compression_report(layout, 1, LIST).ratio == 1

@@ -8,12 +8,12 @@ import pathlib
 from collections.abc import Sequence
 
 from tf_scalecom.base.argument_types import number, positive_number, whole_number
-from tf_scalecom.cross_device_ops import BUCKET_BYTES
 from tf_scalecom.forecast import measure, plots
 from tf_scalecom.forecast.advice import advice, gbits
 from tf_scalecom.forecast.load import layouts_of, load_model
 from tf_scalecom.forecast.performance import Cluster
 from tf_scalecom.forecast.ways import Forecast, Scenario, forecasts
+from tf_scalecom.wire.route import BUCKET_BYTES
 
 DESCRIPTION = (
     "Predict step time and traffic of a model on a cluster, with dense and compressed gradients, "

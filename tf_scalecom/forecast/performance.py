@@ -18,6 +18,7 @@ import math
 
 from tf_scalecom.wire.layout import Layout, TensorLayout
 from tf_scalecom.wire.report import compression_report
+from tf_scalecom.wire.route import COLLECTIVES, Route
 
 _RESIDUAL_BYTES = 4  # float32
 
@@ -114,7 +115,7 @@ def break_even_bytes_per_second(contender: Exchange, dense: Exchange, cluster: C
 def dense_exchange(layout: Layout, replicas: int) -> Exchange:
     """Everything travels as it is: one ring all-reduce for each dtype."""
     plan = layout.without_compression()
-    sent = compression_report(plan, replicas, broadcasts=True).bytes_sent
+    sent = compression_report(plan, replicas, COLLECTIVES).bytes_sent
     return Exchange(sent, sent, len({t.dtype for t in plan.tensors}) * _ring_messages(replicas))
 
 
@@ -144,7 +145,7 @@ def compressed_exchange(
     n = workers * replicas_per_worker
     if n == 1 or not layout.compressed:
         return dense_exchange(layout, n)
-    report = compression_report(layout, n, broadcasts=True, bucket_bytes=bucket_bytes)
+    report = compression_report(layout, n, Route(True, bucket_bytes))
     buckets = [layout.subset(positions) for positions in layout.buckets(bucket_bytes)]
     offset_bytes = 4 * sum(bucket.offset_words for bucket in buckets)
     between, inside = _Tree(workers), _Tree(replicas_per_worker)

@@ -127,8 +127,19 @@ def update(
             residual.assign(tf.reshape(flat, residual.shape))
 
     tf.cond(finite, keep_unsent, lambda: None)
-    *sums, _ = tf.split(reduced, [*(t.kept for t in _tensors(layout)), 1])
-    return [_scatter(v, i, t) for v, i, t in zip(sums, indices, _tensors(layout), strict=True)]
+    return scatter(reduced, indices, layout)
+
+
+def scatter(selected: tf.Tensor, indices: Sequence[tf.Tensor], layout: Layout) -> list[tf.Tensor]:
+    """What `gather` made, or a sum of it, as tensors that are zero elsewhere.
+
+    Args:
+        selected: [layout.kept + 1] in the dtype of the wire. The flag at its end is not read.
+        indices: of `flat_indices`.
+        layout: the plan.
+    """
+    *values, _ = tf.split(selected, [*(t.kept for t in _tensors(layout)), 1])
+    return [_scatter(v, i, t) for v, i, t in zip(values, indices, _tensors(layout), strict=True)]
 
 
 def low_pass_filter(residual, gradient, indices, sent, beta) -> tf.Tensor:

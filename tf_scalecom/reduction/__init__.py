@@ -1,1 +1,54 @@
-"""How the replicas' gradients become one."""
+"""How the replicas' gradients become one: the methods, by name."""
+
+import dataclasses
+import functools
+import importlib
+from typing import NamedTuple
+
+from tf_scalecom.wire.config import CompressionConfig
+
+
+class _Registered(NamedTuple):
+    """What a method does, in a line, and where it is: it is loaded when it is asked for."""
+
+    words: str
+    module: str
+    name: str
+
+
+METHODS = {
+    "dense": _Registered("plain all-reduce", "dense", "Dense"),
+    "clt_k": _Registered("ScaleCom: the leader's selection for all", "clt_k", "CltK"),
+    "mean_top_k": _Registered(
+        "oracle: exact top-k of the sum over all learners", "chosen_for_all", "MeanTopK"
+    ),
+    "local_top_k": _Registered(
+        "each learner its own selection; the union grows", "local_top_k", "LocalTopK"
+    ),
+    "random_k": _Registered(
+        "random elements, the same on all learners by a shared seed", "chosen_for_all", "RandomK"
+    ),
+    "power_sgd": _Registered("low rank with error feedback, the rival", "power_sgd", "PowerSGD"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodOptions:
+    """All that users can say to methods; each takes what concerns it.
+
+    Attributes:
+        compression: what to send, for methods that select elements.
+        rank: of a method that sends matrices of a rank.
+        seed: of what a method draws at random, alike on all replicas.
+    """
+
+    compression: CompressionConfig
+    rank: int = 1
+    seed: int = 0
+
+
+@functools.cache
+def method_class(name: str):
+    """The class of a method, a `reduction.method.Method`, by its name in `METHODS`."""
+    registered = METHODS[name]
+    return getattr(importlib.import_module(f"{__name__}.{registered.module}"), registered.name)

@@ -1,4 +1,4 @@
-"""ScaleCom's CLT-k reduction with a low-pass-filtered residual: one step, for any communicator.
+"""CLT-k: ScaleCom's reduction, with a low-pass-filtered residual, for any communicator.
 
 One step on replica i of n, residual m_i, gradient g_i (Chen et al., NeurIPS 2020, Algorithm 1):
 
@@ -16,147 +16,203 @@ make the sum overflow, on the wire or in the variable's dtype: s_i is at most 1/
 All of this where every p_i is finite. Otherwise m_i' = m_i, and there is no g.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from tf_scalecom import ops
+from tf_scalecom.reduction import MethodOptions
 from tf_scalecom.reduction.communicator import Communicator
+from tf_scalecom.reduction.method import Method, Update
+from tf_scalecom.reduction.variables import ResidualVariable
+from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.report import compression_report
 
 # The implicit one included.
 _SIGNIFICANT_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
-class Exchanged(NamedTuple):
-    """Result of one exchange; entry r of a list belongs to replica r of this process.
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Variables that are exchanged together. Lists begin with [replica of this process].
 
     Attributes:
-        gradients: [replica][variable], summed over all replicas, bit-equal on all of them.
-        finite: bool scalar per replica, equal on all. Where false some replica's gradient, or its
-            residual + gradient, was not finite: residuals are as they were, and the gradients are
-            not to be used.
+        layout: their plan.
+        compressed, dense: their positions in the plan of all variables, of which each travels
+            so.
+        gradients, residuals: of the compressed ones.
+        dense_gradients: of the others.
     """
 
+    layout: Layout
+    compressed: list[int]
+    dense: list[int]
     gradients: list[list[tf.Tensor]]
+    residuals: list[list[tf.Variable]]
+    dense_gradients: list[list[tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """A bucket whose sums are there, or on their way.
+
+    Attributes:
+        bucket: what was sent.
+        words: [replica] the offsets; none if nothing of it is compressed.
+        limits: of each compressed variable's values on the wire.
+        sums: [replica] of selected values and flag, if any, and of the dense tensors.
+    """
+
+    bucket: Bucket
+    words: list[tf.Tensor]
+    limits: list[float]
+    sums: list[list[tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exchange:
+    """All buckets of a step; see `method.Pending`."""
+
+    sent: list[_Sent]
     finite: list[tf.Tensor]
 
 
-def exchange(
-    gradients: Sequence[Sequence[tf.Tensor]],
-    residuals: Sequence[Sequence[tf.Variable]],
-    layout: Layout,
-    step: tf.Tensor,
-    communicator: Communicator,
-) -> Exchanged:
-    """Reduces gradients: dense the small tensors, as CLT-k the others.
+class CltK(Method):
+    """The leader's selection for all. Its plan is a `Layout`, its state one residual a variable.
 
     Args:
-        gradients: [replica][variable], in the variable's shape and dtype.
-        residuals: [replica][compressed variable], float32 variables in the variable's shape.
-            Updated in place, so that a step needs no second copy of them.
-        layout: the plan for these variables.
-        step: integer scalar, equal on all replicas.
-        communicator: joins the replicas.
-
-    Returns:
-        An `Exchanged`.
+        config: what to send.
     """
-    if not layout.compressed:
-        return _reduce_dense(gradients, communicator)
-    kernels = ops.kernels_for(layout)
-    leader = tf.cast(step % communicator.num_replicas, tf.int32)
-    buckets = [
-        _Bucket(positions, gradients, residuals, layout, kernels)
-        for positions in layout.buckets(communicator.bucket_bytes)
-    ]
-    # A bucket waits for its own gradients only, and so travels while others are still computed.
-    for bucket in buckets:
-        bucket.send(leader, communicator)
-    # One check of the sums answers for all replicas, and alike on all.
-    finite = [
-        tf.reduce_all([ops.all_finite(bucket.sums[r]) for bucket in buckets])
-        for r in range(len(gradients))
-    ]
-    reduced = [[None] * len(layout.tensors) for _ in gradients]
-    for bucket in buckets:
-        bucket.receive(finite, reduced)
-    return Exchanged(reduced, finite)
 
+    bounded = True
 
-class _Bucket:
-    """The exchange of the variables at some positions. Entry r of a list is that of replica r."""
+    def __init__(self, config: CompressionConfig):
+        self._config = config
 
-    def __init__(self, positions, gradients, residuals, layout, kernels):
-        self._kernels = kernels
-        self._layout = layout.subset(positions)
-        self._compressed = [positions[i] for i in self._layout.compressed]
-        self._dense = [positions[i] for i in self._layout.dense]
-        self._gradients = [[gs[i] for i in self._compressed] for gs in gradients]
-        self._dense_gradients = [[gs[i] for i in self._dense] for gs in gradients]
-        places = [layout.compressed.index(i) for i in self._compressed]
-        self._residuals = [[ms[place] for place in places] for ms in residuals]
+    @classmethod
+    def from_options(cls, options: MethodOptions):
+        return cls(options.compression)
 
-    def send(self, leader, communicator):
+    def plan(self, variables, growth=1.0):
+        return self._config.layout(variables, growth)
+
+    def init(self, plan):
+        if plan.compressed:
+            ops.kernels_for(plan)  # there are none for some
+        return [
+            () if t.is_dense else (ResidualVariable(t.shape, name=f"residual_{i}"),)
+            for i, t in enumerate(plan.tensors)
+        ]
+
+    def propose(self, gradients, plan, state, step, communicator):
+        buckets = [
+            bucket_of(positions, gradients, plan, state)
+            for positions in plan.buckets(communicator.route.bucket_bytes)
+        ]
+        # A bucket waits for its own gradients only, and so travels while others are still computed.
+        sent = [self._send(bucket, step, communicator) for bucket in buckets]
+        # One check of the sums answers for all replicas, and alike on all.
+        finite = [
+            tf.reduce_all([ops.all_finite(s.sums[r]) for s in sent]) for r in range(len(gradients))
+        ]
+        return _Exchange(sent, finite)
+
+    def finish(self, pending, finite):
+        """Filters the residuals where `finite`, and scatters the sums."""
+        updates = []
+        for r, is_finite in enumerate(finite):
+            by_position = {}
+            for sent in pending.sent:
+                by_position |= _received(sent, r, is_finite)
+            updates.append(Update([by_position[i] for i in range(len(by_position))]))
+        return updates
+
+    def report(self, plan, num_replicas, route):
+        return compression_report(plan, num_replicas, route)
+
+    def _send(self, bucket, step, communicator) -> _Sent:
         """Steps up to the sums, not all finite unless residual + gradient was on all replicas."""
-        if not self._compressed:
-            self.sums = communicator.all_reduce(self._dense_gradients)
-            return
-        kernels, layout = self._kernels, self._layout
+        layout = bucket.layout
+        if not layout.compressed:
+            return _Sent(bucket, [], [], communicator.all_reduce(bucket.dense_gradients))
+        kernels = ops.kernels_for(layout)
 
         # 1. Select on the leader. 2. Broadcast the offsets.
-        self._words = communicator.broadcast(
+        words = communicator.broadcast(
             [
                 lambda g=g, m=m: kernels.select(g, m, layout)
-                for g, m in zip(self._gradients, self._residuals, strict=True)
+                for g, m in self._ranked(bucket, step, communicator)
             ],
-            leader=leader,
+            leader=tf.cast(step % communicator.num_replicas, tf.int32),
             size=layout.offset_words,
         )
 
         # 3. All-reduce the selected values, a finite flag and the dense tensors.
         # The flag is one more value: 0, or infinity from a replica whose residual + gradient is not
         # finite. Nobody else holds the values, so that they are summed in their own buffer.
-        self._limits = [
-            _summable_limit(layout.value_dtype, layout.tensors[i].dtype, communicator.num_replicas)
+        limits = [
+            summable_limit(layout.value_dtype, layout.tensors[i].dtype, communicator.num_replicas)
             for i in layout.compressed
         ]
-        self.sums = communicator.all_reduce(
-            [
-                [kernels.gather(g, m, w, kernels.any_nonfinite(g, m), layout, self._limits), *d]
-                for g, m, w, d in zip(
-                    self._gradients,
-                    self._residuals,
-                    self._words,
-                    self._dense_gradients,
-                    strict=True,
-                )
-            ]
+        selected = [
+            kernels.gather(g, m, w, kernels.any_nonfinite(g, m), layout, limits)
+            for g, m, w in zip(bucket.gradients, bucket.residuals, words, strict=True)
+        ]
+        sums = communicator.all_reduce(
+            [[s, *d] for s, d in zip(selected, bucket.dense_gradients, strict=True)]
         )
+        return _Sent(bucket, words, limits, sums)
 
-    def receive(self, finite, reduced):
-        """Step 4: filters the residuals where `finite`, scatters the sums into `reduced`."""
-        for r, sums in enumerate(self.sums):
-            parts, dense = [], sums
-            if self._compressed:
-                selected, *dense = sums
-                parts = self._kernels.update(
-                    self._gradients[r],
-                    self._residuals[r],
-                    self._words[r],
-                    selected,
-                    finite[r],
-                    self._layout,
-                    self._limits,
-                )
-            positions = self._compressed + self._dense
-            for position, gradient in zip(positions, [*parts, *dense], strict=True):
-                reduced[r][position] = gradient
+    def _ranked(
+        self, bucket: Bucket, step: tf.Tensor, communicator: Communicator
+    ) -> list[tuple[list[tf.Tensor], list[tf.Variable]]]:
+        """Gradients and residuals of each replica: its choice, where it leads, has the largest."""
+        return list(zip(bucket.gradients, bucket.residuals, strict=True))
 
 
-def _summable_limit(value_dtype: str, dtype: str, num_replicas: int) -> float:
+def bucket_of(
+    positions: Sequence[int],
+    gradients: Sequence[Sequence[tf.Tensor]],
+    plan: Layout,
+    state: Sequence[Sequence[tf.Variable]],
+) -> Bucket:
+    """The variables at some positions."""
+    layout = plan.subset(positions)
+    compressed = [positions[i] for i in layout.compressed]
+    dense = [positions[i] for i in layout.dense]
+    places = [plan.compressed.index(i) for i in compressed]
+    return Bucket(
+        layout,
+        compressed,
+        dense,
+        gradients=[[gs[i] for i in compressed] for gs in gradients],
+        residuals=[[ms[place] for place in places] for ms in state],
+        dense_gradients=[[gs[i] for i in dense] for gs in gradients],
+    )
+
+
+def _received(sent: _Sent, replica: int, finite: tf.Tensor) -> dict[int, tf.Tensor]:
+    """Step 4 of one replica: position -> sum of the variable there."""
+    bucket, layout = sent.bucket, sent.bucket.layout
+    parts, dense = [], sent.sums[replica]
+    if layout.compressed:
+        selected, *dense = dense
+        parts = ops.kernels_for(layout).update(
+            bucket.gradients[replica],
+            bucket.residuals[replica],
+            sent.words[replica],
+            selected,
+            finite,
+            layout,
+            sent.limits,
+        )
+    return dict(zip([*bucket.compressed, *bucket.dense], [*parts, *dense], strict=True))
+
+
+def summable_limit(value_dtype: str, dtype: str, num_replicas: int) -> float:
     """Limit of a value on the wire, for a finite sum over all replicas. The rest stays behind.
 
     It has so few significant bits that all its multiples up to the sum are numbers of both dtypes:
@@ -172,10 +228,3 @@ def _summable_limit(value_dtype: str, dtype: str, num_replicas: int) -> float:
     bits = max(1, bits - (num_replicas - 1).bit_length())
     fraction, exponent = math.frexp(largest / num_replicas)
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
-
-
-def _reduce_dense(gradients, communicator) -> Exchanged:
-    """Plain all-reduce of everything, residuals untouched: warm-up, and ratio 1."""
-    sums = communicator.all_reduce(gradients)
-    # A value that is not finite on one replica leaves a sum that is not finite on all.
-    return Exchanged(sums, [ops.all_finite(s) for s in sums])

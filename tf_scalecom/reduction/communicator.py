@@ -1,9 +1,9 @@
-"""How replicas talk to each other, as the algorithm sees it.
+"""How replicas talk to each other, as a method of reduction sees it.
 
 A communicator works on the list of the replicas of this process, in cross-replica context: what
-replica r holds is entry r of a list. That is all that `algorithm` knows of the outside, so the
-same code runs over TensorFlow's collectives, under any other strategy, and with all replicas in
-one list.
+replica r holds is entry r of a list. That is all that a method of reduction knows of the outside,
+so the same code runs over TensorFlow's collectives, under any other strategy, and with all replicas
+in one list.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import values as distributed_values
 
+from tf_scalecom.wire.route import ALL_REDUCE, LIST, Route
+from tf_scalecom.workers.collectives import CollectiveLauncher
+
 
 class Communicator(Protocol):
     """Sums and broadcasts among `num_replicas` replicas, some of which live in this process."""
 
-    # Whether `broadcast` is a real one; otherwise it costs as much as an all-reduce.
-    broadcasts: bool
-    # Least payload of tensors that are worth an exchange of their own; None: all go in one.
-    bucket_bytes: float | None
+    route: Route
     num_replicas: int
     # Ids, in the whole group, of this process's replicas: Python ints or int32 scalars.
     replica_ids: Sequence
@@ -52,6 +52,61 @@ class Communicator(Protocol):
         """
 
 
+class CollectiveCommunicator:
+    """Communicates through TensorFlow's collective runtime.
+
+    Args:
+        launchers: one for each replica of this process, by rank.
+        first_replica: id of the first of them.
+        num_replicas: of the whole group.
+        bucket_bytes: as in `Route`.
+    """
+
+    def __init__(
+        self,
+        launchers: Sequence[CollectiveLauncher],
+        first_replica: int,
+        num_replicas: int,
+        bucket_bytes: float,
+    ):
+        self._launchers = launchers
+        self.route = Route(True, bucket_bytes)
+        self.num_replicas = num_replicas
+        self.replica_ids: Sequence = range(first_replica, first_replica + len(launchers))
+
+    def all_reduce(self, tensors):
+        return [
+            launcher.all_reduce_list(list(own))
+            for launcher, own in zip(self._launchers, tensors, strict=True)
+        ]
+
+    def broadcast(self, make, leader, size):
+        words = []
+        for launcher, replica_id, make_vector in zip(
+            self._launchers, self.replica_ids, make, strict=True
+        ):
+            wire = _words_dtype(launcher.device)
+            sent = launcher.broadcast(
+                lambda make_vector=make_vector, wire=wire: tf.bitcast(make_vector(), wire),
+                is_source=tf.equal(leader, replica_id),
+                source_rank=leader,
+                shape=[size],
+                dtype=wire,
+            )
+            words.append(tf.bitcast(sent, tf.int32))
+        return words
+
+
+def _words_dtype(device: str) -> tf.DType:
+    """What words of offsets are called on their way between devices of this kind.
+
+    TensorFlow keeps every int32 that passes a cond on a GPU in host memory: the words would go to
+    the host and back on each replica. As the bits of a float32 they stay in device memory; nothing
+    computes with them on the way.
+    """
+    return tf.float32 if tf.DeviceSpec.from_string(device).device_type == "GPU" else tf.int32
+
+
 class StrategyCommunicator:
     """Communicates through any `tf.distribute.Strategy` that can reduce, TPU included.
 
@@ -59,8 +114,7 @@ class StrategyCommunicator:
     summed with zeros from all others.
     """
 
-    broadcasts = False
-    bucket_bytes = None
+    route = ALL_REDUCE
 
     def __init__(self, strategy: tf.distribute.Strategy, replica_ids: Sequence):
         self._extended = strategy.extended
@@ -84,12 +138,11 @@ class StrategyCommunicator:
 class ListCommunicator:
     """All replicas are in this process's list: for simulation, and for a single replica."""
 
-    broadcasts = True
-    bucket_bytes = None
+    route = LIST
 
     def __init__(self, num_replicas: int):
         self.num_replicas = num_replicas
-        self.replica_ids = range(num_replicas)
+        self.replica_ids: Sequence = range(num_replicas)
 
     def all_reduce(self, tensors):
         sums = [

@@ -5,6 +5,8 @@ import hashlib
 import math
 import typing
 
+from tf_scalecom import reduction
+from tf_scalecom.reduction import MethodOptions, method_class
 from tf_scalecom.wire.config import (
     SELECTIONS,
     WARMUP_RATIO,
@@ -14,14 +16,7 @@ from tf_scalecom.wire.config import (
 )
 from tf_scalecom.wire.warmup import STAGES
 
-METHODS = {
-    "dense": "plain all-reduce",
-    "clt_k": "ScaleCom: the leader's selection for all",
-    "mean_top_k": "oracle: exact top-k of the sum over all learners",
-    "local_top_k": "each learner its own selection; the union grows",
-    "random_k": "random elements, the same on all learners by a shared seed",
-    "power_sgd": "low rank with error feedback, the rival",
-}
+METHODS = {name: method.words for name, method in reduction.METHODS.items()}
 OPTIMIZERS = ("sgd", "adam")
 DECAYS = ("cosine", "linear", "constant")
 PLACEMENTS = ("after", "before")
@@ -98,25 +93,29 @@ class SimulationConfig:
         is_before = self.momentum_placement == "before"
         if self.momentum and not is_before and self.optimizer != "sgd":
             _refuse("momentum", self.momentum, f"0 with {self.optimizer}, which has its own")
-        if self.momentum and is_before and self.method == "power_sgd":
-            _refuse("momentum_placement", "before", "after with power_sgd, which selects nothing")
-        if self.warmup == "ramp" and self.method == "power_sgd":
-            _refuse("warmup", "ramp", "dense with power_sgd, which has no ratio")
+        if self.momentum and is_before and not method_class(self.method).elementwise:
+            nothing = f"after with {self.method}, which selects nothing"
+            _refuse("momentum_placement", "before", nothing)
+        if self.warmup == "ramp" and not method_class(self.method).has_ramp:
+            _refuse("warmup", "ramp", f"dense with {self.method}, which has no ratio")
 
     def _check(self, name, is_valid, expected):
         if not is_valid:
             _refuse(name, getattr(self, name), expected)
 
     def compression(self, selection: str | None = None) -> CompressionConfig:
-        """The arguments of `ScaleComOptimizer`, with this or another selection."""
+        """What of the arguments of `ScaleComOptimizer` it has, with this or another selection."""
         return CompressionConfig(
-            self.compression_ratio,
-            self.beta,
-            (),
-            selection or self.selection,
-            self.chunk_keep,
-            "float32",
+            compression_ratio=self.compression_ratio,
+            beta=self.beta,
+            selection=selection or self.selection,
+            chunk_keep=self.chunk_keep,
         )
+
+    def build_method(self):
+        """The method of reduction, a `reduction.method.Method`."""
+        options = MethodOptions(self.compression(), self.rank, self.seed)
+        return method_class(self.method).from_options(options)
 
     @property
     def name(self) -> str:

@@ -14,6 +14,25 @@ from tf_scalecom.ops.xla import flat_indices
 from tf_scalecom.wire.layout import Layout
 
 
+def compensated_sum(
+    gradients: Sequence[Sequence[tf.Tensor]],
+    residuals: Sequence[Sequence[tf.Variable]],
+    compressed: Sequence[int],
+) -> list[tf.Tensor]:
+    """x of each compressed variable.
+
+    Args:
+        gradients: [learner][variable].
+        residuals: [learner][compressed variable].
+        compressed: positions of the compressed variables.
+    """
+    return [
+        tf.add_n([own[position] for own in gradients])
+        + tf.add_n([own[place].value() for own in residuals])
+        for place, position in enumerate(compressed)
+    ]
+
+
 def cosine_distance(residuals: Sequence[Sequence[tf.Variable]]) -> float:
     """1 - cos(m_i, m_j), the mean over all pairs of different learners.
 

@@ -1,12 +1,16 @@
 """What changes over a run: learning rate, what is sent, beta."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
+from tf_scalecom.reduction.clt_k import CltK
+from tf_scalecom.reduction.method import Method
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.wire.layout import Layout
-from tf_scalecom.wire.warmup import Stage, layout_at, warmup_stages
+from tf_scalecom.wire.plan import Plan
+from tf_scalecom.wire.warmup import Stage, plan_at, warmup_stages
 
 # Beta changes in steps of this size: the kernels are prepared anew for each value.
 _BETA_DIGITS = 2
@@ -25,38 +29,38 @@ def learning_rate(config: SimulationConfig, step: int) -> float:
     return config.learning_rate
 
 
-class LayoutSchedule:
+class PlanSchedule:
     """The plan of each step.
 
     Args:
-        config: says ratio, warm-up and beta.
+        config: says warm-up and beta.
+        method: the method of reduction.
         variables: the model's trainable variables.
 
     Attributes:
         final: the plan after the warm-up, with the first beta.
     """
 
-    def __init__(self, config: SimulationConfig, variables: Sequence):
+    def __init__(self, config: SimulationConfig, method: Method, variables: Sequence):
         self._config = config
         self._variables = variables
-        selection = "exact" if config.method == "mean_top_k" else config.selection
-        self.final, self._stages = self._planned(selection)
-        self._dense = self.final.without_compression()
-        self._exact = self._planned("exact")
+        self.final, self._stages = self._planned(method)
+        self._exact = self._planned(CltK(config.compression("exact")))
 
-    def layout(self, step: int) -> Layout:
-        """What travels in a step; nothing compressed by the dense method."""
-        if self._config.method == "dense":
-            return self._dense
-        planned = layout_at(step, self._stages, self.final)
-        return dataclasses.replace(planned, beta=self._beta(step))
+    def plan(self, step: int) -> Plan:
+        """What travels in a step."""
+        planned = plan_at(step, self._stages, self.final)
+        if isinstance(planned, Layout):
+            return dataclasses.replace(planned, beta=self.beta(step))
+        return planned
 
-    def exact_layout(self, step: int) -> Layout:
+    def exact_plan(self, step: int) -> Plan:
         """The plan of the exact selection of about as many elements."""
-        layout, stages = self._exact
-        return layout_at(step, stages, layout)
+        plan, stages = self._exact
+        return plan_at(step, stages, plan)
 
-    def _beta(self, step):
+    def beta(self, step: int) -> float:
+        """The filter's beta in a step."""
         config = self._config
         if config.final_beta is None:
             return config.beta
@@ -64,9 +68,8 @@ class LayoutSchedule:
         beta = config.beta + (config.final_beta - config.beta) * max(0, done)
         return max(round(beta, _BETA_DIGITS), 10**-_BETA_DIGITS)
 
-    def _planned(self, selection) -> tuple[Layout, tuple[Stage, ...]]:
+    def _planned(self, method) -> tuple[Plan, tuple[Stage, ...]]:
         """The plan after the warm-up, and those of its stages."""
         config = self._config
-        compression = config.compression(selection)
-        stages = warmup_stages(compression, self._variables, config.warmup, config.warmup_steps)
-        return compression.layout(self._variables), stages
+        plan = functools.partial(method.plan, self._variables)
+        return plan(), warmup_stages(plan, config.warmup, config.warmup_steps)

@@ -1,18 +1,22 @@
 """A model, n learners, one method: the training step, and what is measured of it."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_scalecom.reduction.communicator import ListCommunicator
+from tf_scalecom.reduction.dense import Dense
+from tf_scalecom.reduction.exchange import method_for
+from tf_scalecom.reduction.variables import is_summable
 from tf_scalecom.simulate import diagnostics, schedules
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.gradients import LearnerGradients
-from tf_scalecom.simulate.methods import build_method
-from tf_scalecom.simulate.reduction import Reduced, compensated_sum, zero_residuals
 from tf_scalecom.simulate.task import DataOrder, Task
-from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.plan import Plan
 
 MEASURES = (
     "learning_rate",
@@ -27,9 +31,20 @@ MEASURES = (
     "contraction_bound",
     "build_up",
 )
-# They send all learners' values of the leader's choice, or of a better one. The paper's bound is
-# about these.
-BOUNDED_METHODS = ("clt_k", "mean_top_k")
+
+
+class Reduced(NamedTuple):
+    """Result of one reduction.
+
+    Attributes:
+        gradients: [variable], the sum over all learners.
+        sent: [learner][variable]: not zero where that learner's element took part.
+        finite: bool scalar. Where false gradients are not to be used.
+    """
+
+    gradients: list[tf.Tensor]
+    sent: list[list[tf.Tensor]]
+    finite: tf.Tensor
 
 
 class Diverged(ArithmeticError):
@@ -57,15 +72,20 @@ class Simulation:
         self._apply = tf.function(
             lambda gradients: self._optimizer.apply(gradients, self._weights), autograph=False
         )
-        self._schedule = schedules.LayoutSchedule(config, self._weights)
-        self.method = build_method(self._schedule.final, config)
+        self.method = config.build_method()
+        self._schedule = schedules.PlanSchedule(config, self.method, self._weights)
+        self.plan = self._schedule.final
+        self._state = _state_of_learners(self.method, self.plan, config.learners)
         # Plain sums need no learner's own gradient.
-        is_dense = config.method == "dense"
-        self._reductions: dict[Layout, Callable[..., Reduced]] = {}
+        is_dense = isinstance(self.method, Dense)
+        self._reductions: dict[Plan, Callable[..., Reduced]] = {}
         self._velocities = []
         if config.momentum and config.momentum_placement == "before":
             shapes = [v.shape for v in self._weights]
-            self._velocities = zero_residuals(1 if is_dense else config.learners, shapes)
+            self._velocities = [
+                [tf.Variable(tf.zeros(shape)) for shape in shapes]
+                for _ in range(1 if is_dense else config.learners)
+            ]
         self._order = DataOrder(task.train_size, config.learners, config.batch_size, config.seed)
         self._gradients = LearnerGradients(task, self.model, config.learners, summed=is_dense)
         self._selection_quality = None
@@ -98,26 +118,26 @@ class Simulation:
             Diverged: the loss, or a learner's residual + gradient, is not finite.
         """
         loss, gradients = self.gradients()
-        layout = self._schedule.layout(self.step)
+        plan = self._schedule.plan(self.step)
         if self._velocities:
             gradients = self._add_to_velocities(gradients)
-        measured = self._measure_before(gradients, layout) if measure else {}
-        reduced = self._reduction(layout)(gradients, tf.constant(self.step, tf.int64))
+        measured = self._measure_before(gradients, plan) if measure else {}
+        reduced = self._reduction(plan)(gradients, tf.constant(self.step, tf.int64))
         if not reduced.finite:
             raise self._diverged("sum of residual and gradient", "one that is not")
         if self._velocities:
-            self._clear_sent(reduced, layout)
+            self._clear_sent(reduced, plan)
         if measure:
-            measured |= self._measure_after(measured.pop("compensated", None), reduced, layout)
+            measured |= self._measure_after(measured.pop("compensated", None), reduced, plan)
         rate = schedules.learning_rate(self.config, self.step)
         self._optimizer.learning_rate = rate
         self._apply(reduced.gradients)
-        sent = self.method.bytes_sent(layout)
+        sent = self.bytes_sent(plan)
         self.bytes_total += sent
         self.step += 1
         return measured | {
             "learning_rate": rate,
-            "beta": layout.beta,
+            "beta": self._schedule.beta(self.step - 1),
             "loss": loss,
             "bytes_sent": sent,
             "bytes_total": self.bytes_total,
@@ -135,16 +155,44 @@ class Simulation:
         named |= {f"optimizer/{i}": v.value for i, v in enumerate(self._optimizer.variables)}
         for learner, velocities in enumerate(self._velocities):
             named |= {f"velocity/{learner}/{i}": v for i, v in enumerate(velocities)}
-        return named | self.method.variables()
+        for learner, own in enumerate(self._state):
+            for place, variable in enumerate(own):
+                if variable.per_replica or learner == 0:
+                    named[f"method/{learner}/{place}"] = variable.value
+        return named
 
-    def _reduction(self, layout):
-        """The method's reduction under a plan as one graph, of (gradients, step)."""
-        if layout not in self._reductions:
-            self._reductions[layout] = tf.function(
-                lambda gradients, step: self.method.reduce(gradients, layout, step),
-                autograph=False,
+    @property
+    def residuals(self) -> list[list[tf.Variable]]:
+        """[learner][compressed variable], what the learners have not sent; [] of plain sums."""
+        return [[v.value for v in own if is_summable(v)] for own in self._state]
+
+    def bytes_sent(self, plan: Plan) -> float:
+        """Payload one learner transmits in a step under a plan, averaged over a leader cycle."""
+        method = method_for(plan, self.method)
+        return method.bytes_sent(plan, self.config.learners, ListCommunicator.route)
+
+    def reduce(
+        self, gradients: Sequence[Sequence[tf.Tensor]], plan: Plan, step: tf.Tensor
+    ) -> Reduced:
+        """Sums gradients [learner][variable] under a plan, and updates the learners' state.
+
+        Callable inside a `tf.function`; `step` is an int64 scalar.
+        """
+        method = method_for(plan, self.method)
+        state = [[variable.value for variable in own] for own in self._state]
+        communicator = ListCommunicator(len(gradients))
+        pending = method.propose(gradients, plan, state, step, communicator)
+        updates = method.finish(pending, pending.finite)
+        sent = [update.own or update.dense(plan) for update in updates]
+        return Reduced(updates[0].dense(plan), sent, pending.finite[0])
+
+    def _reduction(self, plan):
+        """The reduction under a plan as one graph, of (gradients, step)."""
+        if plan not in self._reductions:
+            self._reductions[plan] = tf.function(
+                lambda gradients, step: self.reduce(gradients, plan, step), autograph=False
             )
-        return self._reductions[layout]
+        return self._reductions[plan]
 
     def _add_to_velocities(self, gradients):
         for velocities, own in zip(self._velocities, gradients, strict=True):
@@ -152,20 +200,19 @@ class Simulation:
                 velocity.assign(self.config.momentum * velocity + gradient)
         return [[v.value() for v in velocities] for velocities in self._velocities]
 
-    def _clear_sent(self, reduced: Reduced, layout):
+    def _clear_sent(self, reduced: Reduced, plan):
         for velocities, sent in zip(self._velocities, reduced.sent, strict=True):
-            for position in layout.compressed:
+            for position in plan.compressed:
                 unsent = tf.cast(sent[position] == 0, tf.float32)
                 velocities[position].assign(velocities[position] * unsent)
 
-    def _measure_before(self, gradients, layout):
-        if not layout.compressed:
+    def _measure_before(self, gradients, plan):
+        if not plan.compressed:
             return {}
-        compressed = self.method.compressed
-        residuals = self.method.residuals
-        compensated = compensated_sum(gradients, residuals, compressed)
+        compressed, residuals = self.plan.compressed, self.residuals
+        compensated = diagnostics.compensated_sum(gradients, residuals, compressed)
         measured = {"compensated": compensated}
-        if self.config.method != "power_sgd":
+        if self.method.elementwise:
             if self._selection_quality is None:
                 self._selection_quality = diagnostics.SelectionQuality(
                     [x.shape for x in compensated]
@@ -175,24 +222,33 @@ class Simulation:
                 compensated,
                 [gradients[leader][position] for position in compressed],
                 residuals[leader],
-                layout,
-                self._schedule.exact_layout(self.step),
+                plan,
+                self._schedule.exact_plan(self.step),
             )
-            if self.config.method not in BOUNDED_METHODS:
+            if not self.method.bounded:
                 del measured["contraction_bound"]
         return measured
 
-    def _measure_after(self, compensated, reduced: Reduced, layout):
+    def _measure_after(self, compensated, reduced: Reduced, plan):
         if compensated is None:
             return {}
-        sums = [reduced.gradients[position] for position in self.method.compressed]
+        sums = [reduced.gradients[position] for position in self.plan.compressed]
         measured = {
-            "residual_cosine_distance": diagnostics.cosine_distance(self.method.residuals),
+            "residual_cosine_distance": diagnostics.cosine_distance(self.residuals),
             "contraction": diagnostics.contraction(compensated, sums),
         }
-        if self.config.method != "power_sgd":
-            measured["build_up"] = diagnostics.build_up(sums, layout)
+        if self.method.elementwise:
+            measured["build_up"] = diagnostics.build_up(sums, plan)
         return measured
+
+
+def _state_of_learners(method, plan, learners) -> list[list[keras.Variable]]:
+    """[learner] what a method keeps: each has its own, but of what is alike on all there is one."""
+    states = [list(itertools.chain(*method.init(plan))) for _ in range(learners)]
+    return [
+        [v if v.per_replica else shared for v, shared in zip(own, states[0], strict=True)]
+        for own in states
+    ]
 
 
 def _inner_optimizer(config: SimulationConfig) -> keras.optimizers.Optimizer:

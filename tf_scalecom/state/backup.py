@@ -22,7 +22,7 @@ from absl import logging
 from tf_scalecom.state import backup_owner, backup_places
 from tf_scalecom.state.backup_files import Shards, digest, read_meta, write_meta, write_shard
 from tf_scalecom.state.backup_places import META, shard
-from tf_scalecom.state.training_state import State, group_of, is_residual
+from tf_scalecom.state.training_state import State, group_of
 
 _WRITE = (
     "write a backup to",
@@ -104,13 +104,13 @@ class BackupFolder:
         Raises:
             BackupError: It could not be written; the earlier one is still there.
         """
-        digests = {name: digest(parts[0].tobytes()) for name, parts in state.items()}
+        digests = {name: digest(kept.parts[0].tobytes()) for name, kept in state.items()}
         place = self._folder / self._on_chief(self._create, *_WRITE)
         base, *_ = self._gather(digests, "the state to back up")
         own = {
             f"{name}/{replica}": part
-            for name, parts in state.items()
-            for replica, part in enumerate(parts)
+            for name, kept in state.items()
+            for replica, part in enumerate(kept.parts)
             if (self._rank == 0 and replica == 0) or digest(part.tobytes()) != base[name]
         }
 
@@ -120,7 +120,7 @@ class BackupFolder:
 
         try:
             written = self._on_all(lambda: write_shard(shard(place, self._rank), own), *_WRITE)
-            of_each = self._gather([_residuals_of_each(state), written], "files of the backup")
+            of_each = self._gather([_counts(state), written], "files of the backup")
             self._on_chief(complete, *_WRITE)
         except BackupError:
             with contextlib.suppress(OSError):
@@ -136,8 +136,8 @@ class BackupFolder:
         """The metadata of the latest backup, or None if there is none.
 
         Returns:
-            What `save` was given, and "place": its folder's name; "residuals": group of variables
-            -> how many of each residual a worker had, one per replica or one in all, of each
+            What `save` was given, and "place": its folder's name; "residuals": group of summable
+            variables -> how many of each a worker had, one per replica or one in all, of each
             worker; "shards": digests of the workers' files.
 
         Raises:
@@ -167,7 +167,7 @@ class BackupFolder:
             BackupError: It cannot be read, or is damaged.
         """
         place, old = self._folder / meta["place"], meta["residuals"]
-        now = self._gather(_residuals_of_each(like), "numbers of residuals to restore")
+        now = self._gather(_counts(like), "numbers of residuals to restore")
         if now != old:
             logging.warning(
                 "tf_scalecom: the backup in %s holds the residuals of %d replicas. Each of the %d "
@@ -247,9 +247,9 @@ def _attempt(action):
         return None, f"{type(error).__name__}: {error}"
 
 
-def _residuals_of_each(state):
-    """How many residuals of each variable a worker has, by group."""
-    return {group_of(name): len(parts) for name, parts in state.items() if is_residual(name)}
+def _counts(state):
+    """How many values of each summable variable a worker has, by group."""
+    return {group_of(name): len(kept.parts) for name, kept in state.items() if kept.summable}
 
 
 def _replicas(residuals):

@@ -16,7 +16,7 @@ import numpy as np
 
 from tf_scalecom.base.whole_files import write_whole
 from tf_scalecom.state.backup_format_1 import in_todays_form
-from tf_scalecom.state.training_state import State, group_of, is_residual
+from tf_scalecom.state.training_state import State, group_of
 from tf_scalecom.version import __version__
 
 _FORMAT = 2
@@ -116,22 +116,25 @@ class Shards:
     def state(self, rank: int, like: State) -> State:
         """The state of one worker."""
         return {
-            name: [self._part(rank, i, name, part.dtype) for i, part in enumerate(parts)]
-            for name, parts in like.items()
+            name: kept._replace(
+                parts=[self._part(rank, i, name, part.dtype) for i, part in enumerate(kept.parts)]
+            )
+            for name, kept in like.items()
         }
 
     def spread(
         self, old: Sequence[Mapping[str, int]], like: State, new: Sequence[Mapping[str, int]]
     ) -> State:
-        """The state of other replicas, which share the residuals of the old ones.
+        """The state of other replicas, which share the sums of what is summable.
 
         Args:
-            old, new: of each worker, group of residuals -> how many of each it has.
+            old, new: of each worker, group of summable variables -> how many of each it has.
             like: state of the worker that asks.
         """
 
-        def part(name, dtype):
-            if not is_residual(name):
+        def part(name, kept):
+            dtype = kept.parts[0].dtype
+            if not kept.summable:
                 return self._part(0, 0, name, dtype)
             group = group_of(name)
             every = (
@@ -141,7 +144,10 @@ class Shards:
             )
             return (sum(every) / sum(counts[group] for counts in new)).astype(dtype)
 
-        return {name: [part(name, parts[0].dtype)] * len(parts) for name, parts in like.items()}
+        return {
+            name: kept._replace(parts=[part(name, kept)] * len(kept.parts))
+            for name, kept in like.items()
+        }
 
     def _part(self, rank, replica, name, dtype):
         for file, place in ((self._files[rank], replica), (self._files[0], 0)):

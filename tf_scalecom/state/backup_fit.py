@@ -61,7 +61,7 @@ def fit_to_backup(
         models = [backup["model"], model_description]
         _warn_of_changes(folder, "another model, whose variables have the same shapes", models)
     state = training_state.read(model)
-    return {name: parts for name, parts in state.items() if name in backup["variables"]}
+    return {name: kept for name, kept in state.items() if name in backup["variables"]}
 
 
 def _classes(optimizers: Mapping, but: Sequence[str] = ()):

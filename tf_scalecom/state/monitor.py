@@ -10,8 +10,7 @@ import re
 import keras
 import tensorflow as tf
 
-from tf_scalecom.optimizer import scalecom_optimizer
-from tf_scalecom.state.traffic import Traffic
+from tf_scalecom.state.traffic import Traffic, compressing_optimizer
 from tf_scalecom.state.training_state import build_optimizer
 
 # A measurement reads the gradients once, which compressing them does seven times: a share of it
@@ -84,7 +83,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         self._reports = None
 
     def on_train_begin(self, logs=None):
-        self._optimizer = scalecom_optimizer(self.model.optimizer)
+        self._optimizer = compressing_optimizer(self.model.optimizer)
         if self._optimizer is None:
             raise ValueError(
                 "CompressionMonitor: expected a model whose optimizer is a ScaleComOptimizer; "

@@ -2,9 +2,11 @@
 
 import dataclasses
 import itertools
+from typing import Protocol
 
-from tf_scalecom.optimizer import ScaleComOptimizer
-from tf_scalecom.wire.report import bytes_ratio
+import keras
+
+from tf_scalecom.wire.report import CompressionReport, bytes_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,22 @@ class Bytes:
         return Bytes(self.sent / max(1, steps), self.dense / max(1, steps))
 
 
+class CompressingOptimizer(Protocol):
+    """What is asked of an optimizer that compresses; see `ScaleComOptimizer`."""
+
+    @property
+    def warmup_ends(self) -> list[int]: ...
+
+    def compression_report(self, *, step: int) -> CompressionReport: ...
+
+
+def compressing_optimizer(optimizer: keras.optimizers.Optimizer | None):
+    """The one that compresses, which an optimizer is or has inside; None without one."""
+    while optimizer is not None and not hasattr(optimizer, "compression_report"):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return optimizer
+
+
 class Traffic:
     """Bytes that a worker transmits for gradients, by step; a skipped step is one like any other.
 
@@ -31,7 +49,7 @@ class Traffic:
         optimizer: a built optimizer.
     """
 
-    def __init__(self, optimizer: ScaleComOptimizer):
+    def __init__(self, optimizer: CompressingOptimizer):
         begins = [0, *optimizer.warmup_ends]
         self._reports = {begin: optimizer.compression_report(step=begin) for begin in begins}
 

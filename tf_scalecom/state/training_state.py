@@ -9,28 +9,41 @@ its identity across processes; Keras's names and paths are not unique. Optimizer
 `model.optimizer` have groups of their own, by the attribute that holds one: "optimizer[go].0".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.optimizer import scalecom_optimizer
+from tf_scalecom.reduction.variables import is_summable
 from tf_scalecom.state import model_objects
 from tf_scalecom.workers.agreement import describe_optimizer
 
-State = Mapping[str, Sequence[np.ndarray]]
+
+class Kept(NamedTuple):
+    """The values of one variable.
+
+    Attributes:
+        parts: one array per local replica, in the variable's shape and dtype.
+        summable: whether replicas differ, and only the sum over all of them means something.
+    """
+
+    parts: list[np.ndarray]
+    summable: bool = False
+
+
+State = Mapping[str, Kept]
 
 _MAIN = "optimizer"  # the attribute of `compile`'s
 
 
-def read(model: keras.Model) -> dict[str, list[np.ndarray]]:
-    """The state of a compiled and built model.
-
-    Returns:
-        For each variable one array per replica of this process, in the variable's shape and dtype.
-    """
-    return {name: [p.numpy() for p in parts] for name, parts in _replicas(model).items()}
+def read(model: keras.Model) -> dict[str, Kept]:
+    """The state of a compiled and built model."""
+    return {
+        name: Kept([part.numpy() for part in _parts(model, variable)], is_summable(variable))
+        for name, variable in _variables(model, model_objects.optimizers(model)).items()
+    }
 
 
 def write(model: keras.Model, state: State) -> None:
@@ -40,9 +53,9 @@ def write(model: keras.Model, state: State) -> None:
         model: compiled and built like the one that was read.
         state: what `read` returned, or a part of it; variables that are not in it stay.
     """
-    for name, parts in _replicas(model).items():
-        for part, value in zip(parts, state.get(name, [None] * len(parts)), strict=True):
-            if value is not None:
+    for name, variable in _variables(model, model_objects.optimizers(model)).items():
+        if name in state:
+            for part, value in zip(_parts(model, variable), state[name].parts, strict=True):
                 part.assign(value)
 
 
@@ -115,13 +128,8 @@ def build_as_described(model: keras.Model, description: Mapping) -> None:
             optimizer.build([model.variables[place] for place in places])
 
 
-def is_residual(name: str) -> bool:
-    """Whether a name is that of a residual: different on all replicas, and their sum counts."""
-    return name.startswith(("residual.", "residual["))
-
-
 def group_of(name: str) -> str:
-    """The group of a variable. All residuals of one have as many replicas."""
+    """The group of a variable. All that are summable in one have as many replicas."""
     return name.rpartition(".")[0]
 
 
@@ -135,15 +143,13 @@ def _group(kind, path):
 
 
 def _variables(model, optimizers) -> dict[str, keras.Variable]:
-    groups = {"model": model.variables}
+    groups = {"model": list(model.variables)}
     taken = {id(variable) for variable in model.variables}
     for path, optimizer in optimizers.items():
-        scalecom = scalecom_optimizer(optimizer)
-        residuals = scalecom.residual_variables if scalecom is not None and scalecom.built else []
-        taken |= {id(residual) for residual in residuals}
-        own = [v for v in optimizer.variables if id(v) not in taken]
-        groups[_group("optimizer", path)] = own
-        groups[_group("residual", path)] = residuals
+        for variable in optimizer.variables:
+            kind = "residual" if is_summable(variable) else "optimizer"
+            if id(variable) not in taken:
+                groups.setdefault(_group(kind, path), []).append(variable)
     return {
         f"{group}.{place}": variable
         for group, variables in groups.items()
@@ -151,10 +157,8 @@ def _variables(model, optimizers) -> dict[str, keras.Variable]:
     }
 
 
-def _replicas(model) -> dict[str, tuple[tf.Variable, ...]]:
-    unwrap = model.distribute_strategy.experimental_local_results
-    variables = _variables(model, model_objects.optimizers(model))
-    return {name: unwrap(variable.value) for name, variable in variables.items()}
+def _parts(model, variable) -> tuple[tf.Variable, ...]:
+    return model.distribute_strategy.experimental_local_results(variable.value)
 
 
 def _trained(optimizer):

@@ -11,8 +11,9 @@ import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_scalecom.reduction.clt_k import Exchanged
-from tf_scalecom.wire.layout import Layout
+from tf_scalecom.reduction.exchange import Exchanged
+from tf_scalecom.reduction.method import Gradient, Method
+from tf_scalecom.wire.plan import Plan
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:
@@ -50,30 +51,37 @@ def variables_of_worker(extended) -> Iterator[None]:
         yield
 
 
+def num_workers(strategy: tf.distribute.Strategy) -> int:
+    """Those that exchange, each for all of its replicas."""
+    return strategy.extended._num_workers
+
+
 def exchange(
-    gradients: Sequence[Sequence[tf.Tensor]],
-    residuals: Sequence[tf.Variable],
-    layout: Layout,
+    gradients: Sequence[Sequence[Gradient]],
+    plan: Plan,
+    state: Sequence[Sequence[tf.Variable]],
     step: tf.Tensor,
     extended,
+    method: Method,
 ) -> Exchanged:
-    """As `algorithm.exchange`.
+    """As `reduction.exchange.exchange`, between workers.
 
     Args:
         gradients: [replica of this process][variable].
-        residuals: [compressed variable], this worker's.
-        layout, step: as in `algorithm.exchange`.
+        plan, step, method: as there.
+        state: [0], this worker's.
         extended: that of `MultiWorkerMirroredStrategy`.
     """
-    devices, workers = extended.worker_devices, extended.worker_cross_device_ops
+    devices = extended.worker_devices
     with tf.device(devices[0]):
         summed = [
             cross_device_utils.aggregate_tensors_or_indexed_slices(parts)
             for parts in zip(*gradients, strict=True)
         ]
     if extended._num_workers == 1:
-        layout = layout.without_compression()
-    (reduced,), (finite,) = workers.exchange([summed], layout, [residuals], step)
+        plan = plan.without_compression()
+    ops = extended.worker_cross_device_ops
+    (reduced,), (finite,) = ops.exchange([summed], plan, state, step, method)
     copies = []
     for device in devices:
         with tf.device(device):

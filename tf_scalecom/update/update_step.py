@@ -6,21 +6,20 @@ there TensorFlow lets a condition (warm-up, skipping, accumulation) stand around
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
-from absl import logging
 
-from tf_scalecom.cross_device_ops import ScaleComAllReduce
-from tf_scalecom.reduction import clt_k
-from tf_scalecom.reduction.communicator import ListCommunicator, StrategyCommunicator, per_replica
-from tf_scalecom.update import forward_state, gradient_sets, hierarchy
+from tf_scalecom.reduction.communicator import per_replica
+from tf_scalecom.reduction.exchange import Exchanged
+from tf_scalecom.reduction.method import Method
+from tf_scalecom.update import forward_state, gradient_sets
 from tf_scalecom.update.gradient_norm import GradientNorm
 from tf_scalecom.update.residual_reset import ResidualReset
+from tf_scalecom.update.route import route
 from tf_scalecom.update.skip_warning import SkipWarning
-from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.plan import Plan
 from tf_scalecom.wire.warmup import Stage
 
 
@@ -29,21 +28,22 @@ class CompressionState:
     """What a `ScaleComOptimizer` adds to its inner optimizer.
 
     Attributes:
-        layout: plan for all variables that the optimizer was built with.
-        residuals: position in `layout` -> float32 variable in the shape of that position's
-            variable, with a value of its own on every replica.
+        method: how gradients are reduced.
+        plan: for all variables that the optimizer was built with.
+        variables: for each of these what the method keeps, () of one that travels dense.
         skipped_steps: integer variable, counts updates skipped for a gradient, or its sum with the
             residual, that was not finite.
         warmup: stages of the warm-up, in which other plans hold for the same variables.
         skip_warning: is told of each update that is skipped.
-        residual_reset: is shown the residuals in each update that is skipped.
+        residual_reset: is shown in each update that is skipped what differs between replicas.
         gradient_norm: is shown the gradients of each update.
-        hierarchical: whether the replicas of a worker sum their gradients before the exchange; each
-            residual is then one variable per worker.
+        hierarchical: whether the replicas of a worker sum their gradients before the exchange; what
+            the method keeps is then of the worker.
     """
 
-    layout: Layout
-    residuals: Mapping[int, keras.Variable]
+    method: Method
+    plan: Plan
+    variables: Sequence[Sequence[keras.Variable]]
     skipped_steps: keras.Variable
     warmup: tuple[Stage, ...]
     skip_warning: SkipWarning
@@ -56,7 +56,7 @@ class UpdateStep:
     """The update of some variables by one optimizer.
 
     1. Accumulate and clip the gradients of each replica, as the inner optimizer would.
-    2. Exchange them, which updates the residuals: the only communication of an update.
+    2. Exchange them, which updates the method's state: the only communication of an update.
     3. If all were finite, let the inner optimizer update; otherwise count a skipped step.
     """
 
@@ -70,7 +70,8 @@ class UpdateStep:
         self._variables = variables
         self._state = state
         self._positions = [inner._get_variable_index(v) for v in variables]
-        self._layout = state.layout.subset(self._positions)
+        self._plan = state.plan.subset(self._positions)
+        self._kept = [v for p in self._positions for v in state.variables[p]]
 
     def run(self, strategy: tf.distribute.Strategy, grads, replica_ids):
         """Call it by `merge_call`.
@@ -115,11 +116,10 @@ class UpdateStep:
         self._state.gradient_norm.measure(
             self._inner.iterations, lambda: self._with_residual(gradients)
         )
-        residuals = [self._state.residuals[self._positions[i]] for i in self._layout.compressed]
-        residuals = _parts_by_replica(strategy, [m.value for m in residuals], len(gradients))
+        state = _parts_by_replica(strategy, [v.value for v in self._kept], len(gradients))
         with gradient_sets.reducing(strategy.extended):
             exchanged = self._exchange(
-                strategy, gradients, residuals, strategy.experimental_local_results(replica_ids)
+                strategy, gradients, state, strategy.experimental_local_results(replica_ids)
             )
 
         def apply():
@@ -133,7 +133,13 @@ class UpdateStep:
             self._state.skipped_steps.assign_add(1)
             step = self._inner.iterations
             in_a_row = self._state.skip_warning.count(step, next_step=step + 1)
-            self._state.residual_reset.reset(tf.nest.flatten(residuals), in_a_row)
+            own = [
+                part
+                for parts in state
+                for part, v in zip(parts, self._kept, strict=True)
+                if v.per_replica
+            ]
+            self._state.residual_reset.reset(own, in_a_row)
 
         tf.cond(exchanged.finite[0], apply, _not_inlined(skip))
 
@@ -145,40 +151,32 @@ class UpdateStep:
 
     def _with_residual(self, gradients):
         """The gradients that have a residual: of the first replica here, or of the worker."""
-        columns = [[replica[i] for replica in gradients] for i in self._layout.compressed]
+        columns = [[replica[i] for replica in gradients] for i in self._plan.compressed]
         return [tf.add_n(c) if self._state.hierarchical else c[0] for c in columns]
 
-    def _exchange(self, strategy, gradients, residuals, replica_ids) -> clt_k.Exchanged:
+    def _exchange(self, strategy, gradients, state, replica_ids) -> Exchanged:
         step = tf.convert_to_tensor(self._inner.iterations)
-        num_replicas = strategy.num_replicas_in_sync
-        ops = scalecom_ops(strategy)
-        _log_route(num_replicas, ops is not None)
+        way = route(strategy, self._state.hierarchical)
+        way.log()
 
-        def exchange(layout):
-            if num_replicas == 1:
-                layout, communicator = layout.without_compression(), ListCommunicator(1)
-            elif self._state.hierarchical:
-                return hierarchy.exchange(gradients, residuals[0], layout, step, strategy.extended)
-            elif ops is not None:
-                return ops.exchange(gradients, layout, residuals, step)
-            else:
-                communicator = StrategyCommunicator(strategy, replica_ids)
-            return clt_k.exchange(gradients, residuals, layout, step, communicator)
+        def exchange(plan):
+            return way.exchange(gradients, plan, state, step, replica_ids, self._state.method)
 
-        if num_replicas == 1 or not self._state.warmup or not self._layout.compressed:
-            return exchange(self._layout)
+        stages = self._state.warmup
+        if strategy.num_replicas_in_sync == 1 or not stages or not self._plan.compressed:
+            return exchange(self._plan)
 
         def exchange_in(stages):
             stage, *later = stages
-            layout = stage.layout.subset(self._positions)
+            plan = stage.plan.subset(self._positions)
             if not later:
-                return exchange(layout)
-            return tf.cond(step < stage.end, lambda: exchange(layout), lambda: exchange_in(later))
+                return exchange(plan)
+            return tf.cond(step < stage.end, lambda: exchange(plan), lambda: exchange_in(later))
 
         return tf.cond(
-            step < self._state.warmup[-1].end,
-            _not_inlined(lambda: exchange_in(self._state.warmup)),
-            lambda: exchange(self._layout),
+            step < stages[-1].end,
+            _not_inlined(lambda: exchange_in(stages)),
+            lambda: exchange(self._plan),
         )
 
     def _inner_update(self, grads):
@@ -212,24 +210,6 @@ def _not_inlined(branch):
     if tf.executing_eagerly():
         return branch
     return tf.function(branch, autograph=False, experimental_attributes={"_noinline": True})
-
-
-def scalecom_ops(strategy: tf.distribute.Strategy) -> ScaleComAllReduce | None:
-    """The strategy's cross-device ops if they can exchange, else None."""
-    ops = getattr(strategy.extended, "_cross_device_ops", None)
-    return ops if isinstance(ops, ScaleComAllReduce) else None
-
-
-@functools.cache
-def _log_route(num_replicas, by_scalecom_ops):
-    if num_replicas == 1:
-        logging.info("tf_scalecom: one replica, nothing to exchange: gradients pass through.")
-    elif by_scalecom_ops:
-        logging.info("tf_scalecom: %d replicas exchange by ScaleComAllReduce.", num_replicas)
-    else:
-        logging.info(
-            "tf_scalecom: %d replicas exchange by the strategy's own all-reduce.", num_replicas
-        )
 
 
 def _without_empty(strategy, grads):

@@ -17,7 +17,16 @@ WARMUP_RATIO = 4
 class CompressionConfig:
     """Arguments of `ScaleComOptimizer` that say what to send; see there for their meaning."""
 
-    def __init__(self, compression_ratio, beta, exclude, selection, chunk_keep, value_dtype):
+    def __init__(
+        self,
+        *,
+        compression_ratio=100,
+        beta=1.0,
+        exclude=(),
+        selection="chunk",
+        chunk_keep=1,
+        value_dtype="float32",
+    ):
         self.compression_ratio = _check_ratio(compression_ratio)
         # A smaller one would be 0 in float32.
         self.beta = _check_number("beta", beta, "a number in (0, 1]", lambda b: 2**-126 <= b <= 1)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from tf_scalecom.wire.layout import WIRE_BYTES, Layout, TensorLayout
+from tf_scalecom.wire.route import Route
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,23 +74,20 @@ class CompressionReport:
         return "\n".join([line(header), rule, *map(line, lines), rule, line(total)])
 
 
-def compression_report(
-    layout: Layout, num_replicas: int, broadcasts: bool, bucket_bytes: float | None = None
-) -> CompressionReport:
-    """Counts the payload of one step.
+def compression_report(layout: Layout, num_replicas: int, route: Route) -> CompressionReport:
+    """Counts the payload of one step by CLT-k, or dense where a layout compresses nothing.
 
     Args:
         layout: the plan.
-        num_replicas: n, >= 1. A ring all-reduce sends 2(n-1)/n of its buffer per worker.
-        broadcasts: whether offsets travel by a real broadcast, which costs every worker (n-1)/n of
-            them on average over a leader cycle, or by an all-reduce with zeros on the others.
-        bucket_bytes: as in `Layout.buckets`.
+        num_replicas: n, >= 1. A ring all-reduce sends 2(n-1)/n of its buffer per worker; a
+            broadcast costs every worker (n-1)/n of the offsets, on average over a leader cycle.
+        route: how they travel.
     """
-    ring = 2 * (num_replicas - 1) / num_replicas
-    offsets = ring / 2 if broadcasts else ring
+    ring = ring_factor(num_replicas)
+    offsets = ring / 2 if route.broadcasts else ring
     rows = tuple(_row(t, layout.value_dtype, ring, offsets) for t in layout.tensors)
     overhead = 0.0
-    buckets = layout.buckets(bucket_bytes) if layout.compressed else ()
+    buckets = layout.buckets(route.bucket_bytes) if layout.compressed else ()
     for bucket in map(layout.subset, buckets):
         if bucket.compressed:
             finite_flag = WIRE_BYTES[layout.value_dtype] * ring
@@ -114,6 +112,11 @@ def _row(tensor: TensorLayout, value_dtype: str, ring: float, offsets: float) ->
     return CompressionRow(
         tensor.path, tensor.shape, tensor.elements, tensor.kept, ratio, dense, sent
     )
+
+
+def ring_factor(num_replicas: int) -> float:
+    """What a ring all-reduce sends per worker, over the size of its buffer."""
+    return 2 * (num_replicas - 1) / num_replicas
 
 
 def bytes_ratio(dense: float, sent: float) -> float:

@@ -158,6 +158,45 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         finally:
             self._keys.step = ""
 
+    @property
+    def device(self) -> str:
+        """Name of the replica's device."""
+        return self._device
+
+    def all_reduce_list(self, values):
+        """Sums dense tensors and `tf.IndexedSlices` over all replicas.
+
+        Args:
+            values: list, of the same shapes and dtypes on all replicas, but for the number of
+                slices. In a graph dense tensors of one dtype travel together, in packs of the
+                options' `bytes_per_pack`; the last one first, as gradients are computed.
+
+        Returns:
+            The sums, as a list.
+        """
+        tensors = {i: v for i, v in enumerate(values) if not isinstance(v, tf.IndexedSlices)}
+        places = list(reversed(tensors))
+        packs = cross_device_utils.group_by_size(
+            [tensors[i] for i in places], self._options.bytes_per_pack
+        )
+        sums = dict(zip(places, self.batch_all_reduce(packs), strict=True))
+        return [
+            sums[i] if i in sums else self.all_reduce_indexed_slices(value)
+            for i, value in enumerate(values)
+        ]
+
+    def batch_all_reduce(self, input_tensor_packs, options=None):
+        """As TensorFlow's, for tensors of any dtypes: a pack becomes one buffer, of one dtype."""
+        reduced = []
+        for pack in input_tensor_packs:
+            sums = {}
+            for dtype in dict.fromkeys(t.dtype for t in pack):
+                places = [i for i, t in enumerate(pack) if t.dtype == dtype]
+                same = super().batch_all_reduce([[pack[i] for i in places]], options)
+                sums |= zip(places, same, strict=True)
+            reduced += [sums[i] for i in range(len(pack))]
+        return reduced
+
     def all_reduce(self, input_tensor, control_input=None, options=None, site=""):
         """Sums a dense tensor over all replicas.
 

@@ -1,4 +1,11 @@
-"""The variable behind a residual, which checkpoints keep and restore for each replica."""
+"""The variables that a method of reduction keeps from step to step.
+
+Each says whose it is, so that whoever saves, restores or copies it needs to know no names:
+
+    per_replica   every replica has a value of its own
+    summable      of those only the sum over all replicas means something, so that other numbers of
+                  replicas can share it out
+"""
 
 import keras
 import tensorflow as tf
@@ -11,6 +18,9 @@ class ResidualVariable(keras.Variable):
     `tf.train.Checkpoint` of which would restore that to all; so it says itself what a checkpoint
     holds: all of this process's, one after the other.
     """
+
+    per_replica = True
+    summable = True
 
     def __init__(self, shape, name: str):
         super().__init__(
@@ -45,3 +55,25 @@ class ResidualVariable(keras.Variable):
 
     def _copy_trackable_to_cpu(self, object_map):  # for an asynchronous one
         object_map[self] = tf.Variable(self._serialize_to_tensors()["VARIABLE_VALUE"])
+
+
+class SharedVariable(keras.Variable):
+    """A float32 variable that has the same value on all replicas.
+
+    Args:
+        value: array, the value to begin with.
+        name: its name.
+    """
+
+    per_replica = False
+    summable = False
+
+    def __init__(self, value, name: str):
+        super().__init__(
+            value, dtype="float32", trainable=False, aggregation="only_first_replica", name=name
+        )
+
+
+def is_summable(variable: keras.Variable) -> bool:
+    """Whether only the sum over all replicas means something; not so of Keras's own variables."""
+    return getattr(variable, "summable", False)

@@ -1,0 +1,95 @@
+"""The way that gradients take under a strategy: asked once, by the step and by the report."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+from absl import logging
+
+from tf_scalecom.reduction.communicator import ListCommunicator, StrategyCommunicator
+from tf_scalecom.reduction.exchange import Exchanged, exchange
+from tf_scalecom.update import hierarchy
+from tf_scalecom.wire.route import ALL_REDUCE, COLLECTIVES, Route
+
+
+class StrategyRoute(NamedTuple):
+    """How replicas exchange under a strategy.
+
+    Attributes:
+        num_replicas: those that exchange: workers, if it is hierarchical.
+        wire: what the bytes depend on.
+        words: what it is, for the log.
+        exchange: as `reduction.exchange.exchange`, called with the per-replica ids in place of a
+            communicator.
+    """
+
+    num_replicas: int
+    wire: Route
+    words: str
+    exchange: Callable[..., Exchanged]
+
+    def log(self) -> None:
+        """Says once in a process which way is taken."""
+        _log_once(f"tf_scalecom: {self.words}")
+
+
+def route(strategy: tf.distribute.Strategy, hierarchical: bool) -> StrategyRoute:
+    """The way under a strategy.
+
+    Args:
+        strategy: supported, see `supported`.
+        hierarchical: whether the replicas of a worker sum first.
+    """
+    num_replicas = strategy.num_replicas_in_sync
+    # A `ScaleComAllReduce`, which stands above this room.
+    ops = getattr(strategy.extended, "_cross_device_ops", None)
+    wire = ALL_REDUCE
+    if ops is not None and hasattr(ops, "exchange"):
+        wire = Route(True, ops.bucket_bytes)
+    elif num_replicas == 1:
+        wire = COLLECTIVES  # what it would be with more
+    if num_replicas == 1:
+        words = "one replica, nothing to exchange: gradients pass through."
+        return StrategyRoute(1, wire, words, _alone)
+    if hierarchical:
+        words = f"{num_replicas} replicas exchange by ScaleComAllReduce, each worker's as one."
+        return StrategyRoute(
+            hierarchy.num_workers(strategy), wire, words, _hierarchical(strategy.extended)
+        )
+    if hasattr(ops, "exchange"):
+        words = f"{num_replicas} replicas exchange by ScaleComAllReduce."
+        return StrategyRoute(num_replicas, wire, words, _by_ops(ops))
+    words = f"{num_replicas} replicas exchange by the strategy's own all-reduce."
+    return StrategyRoute(num_replicas, wire, words, _by_strategy(strategy))
+
+
+def _alone(gradients, plan, state, step, replica_ids, method):
+    return exchange(gradients, plan.without_compression(), state, step, ListCommunicator(1), method)
+
+
+def _hierarchical(extended):
+    def exchange_between_workers(gradients, plan, state, step, replica_ids, method):
+        return hierarchy.exchange(gradients, plan, state, step, extended, method)
+
+    return exchange_between_workers
+
+
+def _by_ops(ops):
+    def exchange_by_ops(gradients, plan, state, step, replica_ids, method):
+        return ops.exchange(gradients, plan, state, step, method)
+
+    return exchange_by_ops
+
+
+def _by_strategy(strategy):
+    def exchange_by_strategy(gradients, plan, state, step, replica_ids, method):
+        communicator = StrategyCommunicator(strategy, replica_ids)
+        return exchange(gradients, plan, state, step, communicator, method)
+
+    return exchange_by_strategy
+
+
+@functools.cache
+def _log_once(message):
+    logging.info(message)
