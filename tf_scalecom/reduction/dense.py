@@ -7,6 +7,7 @@ import tensorflow as tf
 from tf_scalecom import ops
 from tf_scalecom.reduction.method import Method, Update
 from tf_scalecom.wire.config import CompressionConfig
+from tf_scalecom.wire.layout import Layout
 from tf_scalecom.wire.report import compression_report
 
 
@@ -38,4 +39,4 @@ class Dense(Method):
         return [Update(gradients) for gradients in pending.sums]
 
     def report(self, plan, num_replicas, route):
-        return compression_report(plan, num_replicas, route)
+        return compression_report(Layout(plan.tensors), num_replicas, route)
