@@ -383,7 +383,7 @@ def test_schedules():
     def planned(config):
         schedule = schedule_of(config, [keras.Variable(tf.zeros((50, 80)))])
         layouts = [schedule.plan(step) for step in range(100)]
-        exact = [schedule.exact_layout(step).tensors[0].kept for step in range(100)]
+        exact = [schedule.exact_plan(step).tensors[0].kept for step in range(100)]
         kept = [layout.tensors[0].kept for layout in layouts]
         np.testing.assert_allclose(exact, kept, atol=1)
         return kept, [layout.beta for layout in layouts]
