@@ -24,10 +24,8 @@ import tensorflow as tf
 
 from tf_scalecom import ops
 from tf_scalecom.reduction.communicator import Communicator
+from tf_scalecom.wire.dtypes import DTYPES
 from tf_scalecom.wire.layout import Layout
-
-# The implicit one included.
-_SIGNIFICANT_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
 class Exchanged(NamedTuple):
@@ -168,7 +166,7 @@ def _summable_limit(value_dtype: str, dtype: str, num_replicas: int) -> float:
         num_replicas: n.
     """
     largest = float(min(tf.as_dtype(value_dtype).max, tf.as_dtype(dtype).max))
-    bits = min(_SIGNIFICANT_BITS[value_dtype], _SIGNIFICANT_BITS[dtype])
+    bits = min(DTYPES[value_dtype].significant_bits, DTYPES[dtype].significant_bits)
     bits = max(1, bits - (num_replicas - 1).bit_length())
     fraction, exponent = math.frexp(largest / num_replicas)
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
