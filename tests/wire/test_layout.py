@@ -28,6 +28,12 @@ def test_exact_selection_keeps_a_share_of_the_variable(ratio):
     assert tensor.full_chunks == 1
 
 
+def test_a_single_chunk_is_an_exact_selection():
+    for ratio, selection in (100, "chunk"), (500, "exact"), (900, "exact"):
+        tensor = tensor_layout("v", (1_000,), "float32", ratio, chunk_keep=2)
+        assert (tensor.selection, tensor.is_dense) == (selection, False)
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [((999,), "float32"), ((5_000,), "int32"), ((), "float32"), ((0,), "float32")],

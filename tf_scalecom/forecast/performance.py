@@ -16,11 +16,12 @@ no TensorFlow here.
 import dataclasses
 import math
 
-from tf_scalecom.wire.layout import Layout, TensorLayout
+from tf_scalecom.wire.dtypes import DTYPES
+from tf_scalecom.wire.layout import Layout
 from tf_scalecom.wire.report import compression_report
 from tf_scalecom.wire.route import COLLECTIVES, Route
 
-_RESIDUAL_BYTES = 4  # float32
+_RESIDUAL_BYTES = DTYPES["float32"].bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,12 +124,13 @@ def float16_exchange(layout: Layout, replicas: int) -> Exchange:
     """As dense, with wider gradients cast to float16 before, and back after."""
     if replicas == 1:
         return dense_exchange(layout, replicas)
-    wide = [t for t in layout.tensors if t.dtype in ("float32", "float64")]
+    bits = DTYPES["float16"].significant_bits
+    wide = [t for t in layout.tensors if DTYPES[t.dtype].significant_bits > bits]
     halves = {t: dataclasses.replace(t, dtype="float16") for t in wide}
     tensors = tuple(halves.get(t, t) for t in layout.tensors)
     exchange = dense_exchange(dataclasses.replace(layout, tensors=tensors), replicas)
     # Both casts read one of the two and write the other.
-    cast_bytes = 2 * sum(_gradient_bytes(t) + _gradient_bytes(halves[t]) for t in wide)
+    cast_bytes = 2 * sum(t.gradient_bytes + halves[t].gradient_bytes for t in wide)
     return dataclasses.replace(exchange, kernel_bytes=cast_bytes)
 
 
@@ -174,7 +176,7 @@ def hierarchical_exchange(
         replicas_per_worker: 2 or more.
     """
     exchange = compressed_exchange(layout, bucket_bytes, workers)
-    gradient_bytes = sum(map(_gradient_bytes, layout.tensors))
+    gradient_bytes = sum(t.gradient_bytes for t in layout.tensors)
     others = replicas_per_worker - 1
     return dataclasses.replace(
         exchange,
@@ -222,10 +224,6 @@ def _kernel_bytes(layout: Layout, n: int) -> float:
     total = 0.0
     for position in layout.compressed:
         tensor = layout.tensors[position]
-        gradient, residual = _gradient_bytes(tensor), _RESIDUAL_BYTES * tensor.elements
+        gradient, residual = tensor.gradient_bytes, _RESIDUAL_BYTES * tensor.elements
         total += (gradient + residual) / n + gradient + (gradient + residual) + residual + gradient
     return total
-
-
-def _gradient_bytes(tensor: TensorLayout) -> int:
-    return dataclasses.replace(tensor, compression_ratio=1.0).payload("float32")

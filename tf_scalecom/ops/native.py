@@ -1,4 +1,4 @@
-"""The kernels of CLT-k in the compiled op library; same functions as `xla`, same results.
+"""The kernels of CLT-k in the compiled op library; see `Kernels`.
 
 `update` works in place on the residual's buffer, so a step must not read the variable by any other
 operation: that would share the buffer, and force a copy.
@@ -12,15 +12,19 @@ from tensorflow.python.framework import auto_control_deps_utils
 
 from tf_scalecom.ops import built
 from tf_scalecom.ops.xla import limits
-from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.layout import Layout, TensorLayout
 
 name = "native"
+title = "native kernels"
 
 LIBRARY = pathlib.Path(__file__).with_name("libscalecom_ops.so")
 # Largest `chunk_keep` of the chunk-wise kernels.
 MAX_CHUNK_KEEP = 16
 # Exact selection counts elements in 32 bits.
 MAX_EXACT_ELEMENTS = 2**32 - 1
+# What the operations take.
+GRADIENT_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+VALUE_DTYPES = frozenset({"float16", "bfloat16", "float32"})
 
 
 @functools.cache
@@ -32,7 +36,10 @@ def library():
         tf.errors.OpError: it cannot be loaded.
     """
     if not LIBRARY.exists():
-        raise OSError(f"{LIBRARY.name} was not built with the package")
+        raise OSError(
+            f"{LIBRARY.name} was not built with the package: reinstall that where there is a C++ "
+            "compiler"
+        )
     built.check_tensorflow(LIBRARY)
     loaded = tf.load_op_library(str(LIBRARY))
     for operation in ("ScalecomSelect", "ScalecomAnyNonfinite", "ScalecomGather"):
@@ -41,27 +48,59 @@ def library():
     return loaded
 
 
-def supports(layout: Layout) -> bool:
-    """Whether the kernels cover every compressed tensor of a layout."""
-    tensors = (layout.tensors[i] for i in layout.compressed)
-    return all(
-        t.elements <= MAX_EXACT_ELEMENTS if t.is_exact else t.chunk_keep <= MAX_CHUNK_KEEP
-        for t in tensors
-    )
+def suits() -> tuple[bool, str]:
+    """See `Kernels`. Of a library that cannot be loaded `unavailable` says so."""
+    if tf.config.list_logical_devices("TPU"):
+        return False, "a TPU runs plain TensorFlow operations only"
+    if not tf.config.list_logical_devices("GPU") or unavailable():
+        return True, "the op library is loaded"
+    problem = built.gpu_problem(built.read(LIBRARY), *built.gpu_facts())
+    if problem:
+        return False, problem
+    return True, "the op library is loaded, and has kernels for the GPUs in sight"
+
+
+def unavailable() -> str | None:
+    """See `Kernels`."""
+    try:
+        library()
+    except (OSError, tf.errors.OpError) as error:
+        return f"the op library cannot be loaded ({error})"
+    return None
+
+
+def unsupported(layout: Layout) -> str | None:
+    """See `Kernels`."""
+    if layout.value_dtype not in VALUE_DTYPES:
+        return f"value_dtype={layout.value_dtype!r}"
+    tensors = [layout.tensors[i] for i in layout.compressed]
+    return next(filter(None, map(_unsupported_tensor, tensors)), None)
+
+
+def _unsupported_tensor(tensor: TensorLayout) -> str | None:
+    if tensor.dtype not in GRADIENT_DTYPES:
+        return f"a compressed gradient of {tensor.dtype}"
+    if tensor.selection == "chunk":
+        keeps_few = tensor.chunk_keep <= MAX_CHUNK_KEEP
+        return None if keeps_few else f"chunk_keep above {MAX_CHUNK_KEEP}"
+    if tensor.selection == "exact":
+        is_counted = tensor.elements <= MAX_EXACT_ELEMENTS
+        return None if is_counted else f"exact selection among over {MAX_EXACT_ELEMENTS} elements"
+    return f"selection={tensor.selection!r}"
 
 
 def select(gradients, residuals, layout):
-    """As `xla.select`."""
+    """See `Kernels`."""
     return library().scalecom_select(gradients, _handles(residuals), **_attributes(layout))
 
 
 def any_nonfinite(gradients, residuals=()):
-    """As `xla.any_nonfinite`."""
+    """See `Kernels`."""
     return library().scalecom_any_nonfinite(gradients, _handles(residuals))
 
 
 def gather(gradients, residuals, words, nonfinite, layout, limit):
-    """As `xla.gather`."""
+    """See `Kernels`."""
     return library().scalecom_gather(
         gradients,
         _handles(residuals),
@@ -74,7 +113,7 @@ def gather(gradients, residuals, words, nonfinite, layout, limit):
 
 
 def update(gradients, residuals, words, reduced, finite, layout, limit):
-    """As `xla.update`."""
+    """See `Kernels`."""
     return library().scalecom_update(
         gradients,
         _handles(residuals),

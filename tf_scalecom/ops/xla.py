@@ -3,38 +3,48 @@
 The twin of the native kernels, for devices that those do not know (TPU) and machines without the
 library. It selects the same elements to the offset, and gives the same values. Subnormal numbers
 are zeros in both, as TensorFlow's threads have it.
-
-Every function works on one replica's compressed tensors: `gradients` in their own shape and dtype,
-`residuals` as float32 variables of the same shapes, in the order of `Layout.compressed`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.wire.layout import MAX_CHUNK_SIZE, Layout, TensorLayout
+from tf_scalecom.wire.layout import Layout, TensorLayout
+from tf_scalecom.wire.selection import MAX_CHUNK_SIZE
 
 name = "xla"
+title = "plain TensorFlow kernels"
 
 # Width of an offset in bytes -> its type.
 _OFFSET_DTYPES = {1: tf.uint8, 2: tf.uint16, 4: tf.int32}
 
 
+def suits() -> tuple[bool, str]:
+    """See `Kernels`."""
+    return True, "plain TensorFlow operations run on all devices"
+
+
+def unavailable() -> str | None:
+    """See `Kernels`."""
+    return None
+
+
+def unsupported(layout: Layout) -> str | None:
+    """See `Kernels`."""
+    if all(t.chunk_size <= MAX_CHUNK_SIZE for t in _tensors(layout)):
+        return None
+    return f"chunks of over {MAX_CHUNK_SIZE} elements"
+
+
 def select(
     gradients: Sequence[tf.Tensor], residuals: Sequence[tf.Variable], layout: Layout
 ) -> tf.Tensor:
-    """Offsets of the largest |residual + gradient| of each chunk, as they travel.
-
-    Within a chunk of a chunk-wise selection they are ordered by falling magnitude, among equals
-    the lowest offset first; those of an exact selection rise.
-
-    Returns:
-        int32 [layout.offset_words]; see `pack_offsets`. In range even where a gradient is not
-        finite.
-    """
+    """See `Kernels`."""
     compensated = map(_compensated, gradients, residuals)
-    offsets = [_offsets(p, t) for p, t in zip(compensated, _tensors(layout), strict=True)]
+    offsets = [
+        _RULES[t.selection](p, t) for p, t in zip(compensated, _tensors(layout), strict=True)
+    ]
     return pack_offsets(offsets, layout)
 
 
@@ -51,13 +61,7 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def any_nonfinite(
     gradients: Sequence[tf.Tensor], residuals: Sequence[tf.Variable] = ()
 ) -> tf.Tensor:
-    """Whether an element of residual + gradient is not finite in float32, for `gather`.
-
-    Without residuals: of the gradients.
-
-    Returns:
-        uint32 0 or 1.
-    """
+    """See `Kernels`."""
     compensated = map(_compensated, gradients, residuals) if residuals else map(_flat, gradients)
     finite = all_finite(list(compensated))
     return tf.where(finite, tf.constant(0, tf.uint32), tf.constant(1, tf.uint32))
@@ -71,21 +75,7 @@ def gather(
     layout: Layout,
     limit: float | Sequence[float],
 ) -> tf.Tensor:
-    """What this replica sends: the selected values of all tensors, and the finite flag.
-
-    Args:
-        gradients: this replica's.
-        residuals: its residuals.
-        words: offsets, from the leader's `select`.
-        nonfinite: from `any_nonfinite`, of these gradients and residuals.
-        layout: the plan.
-        limit: finite values saturate there, as they do at the end of the wire's range. A number of
-            the wire's dtype, for all tensors or one for each; infinity for none.
-
-    Returns:
-        [layout.kept + 1] in the dtype of the wire. The last is the flag: 0 or, if `nonfinite`,
-        infinity, so that a sum says whether residual + gradient is finite on all replicas.
-    """
+    """See `Kernels`."""
     values = _sent(gradients, residuals, flat_indices(words, layout), layout, limit)
     flag = tf.where(tf.equal(nonfinite, 0), 0.0, float("inf"))
     return tf.concat([*values, tf.cast(flag, layout.value_dtype)[tf.newaxis]], axis=0)
@@ -100,30 +90,14 @@ def update(
     layout: Layout,
     limit: float | Sequence[float],
 ) -> list[tf.Tensor]:
-    """Filters the residuals in place, if `finite`, and scatters the sums.
-
-    What this replica sent is worked out again, so that `reduced` may take its place in memory.
-
-    Args:
-        gradients: this replica's.
-        residuals: its residuals, updated.
-        words: offsets, from the leader's `select`.
-        reduced: [layout.kept + 1] the sum over all replicas of what `gather` made, in the dtype of
-            the wire. The flag at its end is not read.
-        finite: bool scalar; where false residuals stay and the result is not to be used.
-        layout: the plan.
-        limit: as for `gather`.
-
-    Returns:
-        Reduced gradients, in the shapes and dtypes of `gradients`.
-    """
+    """See `Kernels`."""
     indices = flat_indices(words, layout)
     # Not in the cond: a compiler may take a cast to the wire's dtype and back for none at all.
     sent = _sent(gradients, residuals, indices, layout, limit)
 
     def keep_unsent():
         for gradient, residual, i, s in zip(gradients, residuals, indices, sent, strict=True):
-            flat = low_pass_filter(_flat(residual), _flat(gradient), i, s, layout.beta)
+            flat = low_pass_filter(_flat(gradient), _flat(residual), i, s, layout.beta)
             residual.assign(tf.reshape(flat, residual.shape))
 
     tf.cond(finite, keep_unsent, lambda: None)
@@ -142,12 +116,12 @@ def scatter(selected: tf.Tensor, indices: Sequence[tf.Tensor], layout: Layout) -
     return [_scatter(v, i, t) for v, i, t in zip(values, indices, _tensors(layout), strict=True)]
 
 
-def low_pass_filter(residual, gradient, indices, sent, beta) -> tf.Tensor:
+def low_pass_filter(gradient, residual, indices, sent, beta) -> tf.Tensor:
     """Next step's residual of one flat tensor.
 
     Args:
-        residual: float32 [elements], m.
         gradient: float32 [elements], g.
+        residual: float32 [elements], m.
         indices: integer [kept], I.
         sent: [kept] in the dtype of the wire, s.
         beta: in (0, 1].
@@ -226,15 +200,8 @@ def limits(layout: Layout, limit: float | Sequence[float]) -> list[float]:
     return np.broadcast_to(limit, len(layout.compressed)).tolist()
 
 
-def supports(layout: Layout) -> bool:
-    """Whether these kernels cover every compressed tensor of a layout."""
-    return all(t.chunk_size <= MAX_CHUNK_SIZE for t in _tensors(layout))
-
-
-def _offsets(compensated: tf.Tensor, tensor: TensorLayout) -> tf.Tensor:
+def _largest_of_chunks(compensated: tf.Tensor, tensor: TensorLayout) -> tf.Tensor:
     magnitude = tf.abs(compensated)
-    if tensor.is_exact:
-        return tf.sort(_largest(magnitude[tf.newaxis], tensor.kept))
     body_size = tensor.full_chunks * tensor.chunk_size
     parts = []
     if tensor.full_chunks:
@@ -245,10 +212,21 @@ def _offsets(compensated: tf.Tensor, tensor: TensorLayout) -> tf.Tensor:
     return tf.concat(parts, axis=0)
 
 
+def _largest_of_all(compensated: tf.Tensor, tensor: TensorLayout) -> tf.Tensor:
+    return tf.sort(_largest(tf.abs(compensated)[tf.newaxis], tensor.kept))
+
+
 def _largest(chunks: tf.Tensor, keep: int) -> tf.Tensor:
     if keep == 1:
         return tf.argmax(chunks, axis=1, output_type=tf.int32)
     return tf.reshape(tf.math.top_k(chunks, keep).indices, [-1])
+
+
+# Selection -> (residual + gradient, flat; its plan) -> int32 [kept] offsets, chunk after chunk.
+_RULES: dict[str, Callable[[tf.Tensor, TensorLayout], tf.Tensor]] = {
+    "chunk": _largest_of_chunks,
+    "exact": _largest_of_all,
+}
 
 
 def _sent(gradients, residuals, indices, layout, limit) -> list[tf.Tensor]:

@@ -28,11 +28,9 @@ from tf_scalecom.reduction.communicator import Communicator
 from tf_scalecom.reduction.method import Method, Update
 from tf_scalecom.reduction.variables import ResidualVariable
 from tf_scalecom.wire.config import CompressionConfig
+from tf_scalecom.wire.dtypes import DTYPES
 from tf_scalecom.wire.layout import Layout
 from tf_scalecom.wire.report import compression_report
-
-# The implicit one included.
-_SIGNIFICANT_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +222,7 @@ def summable_limit(value_dtype: str, dtype: str, num_replicas: int) -> float:
         num_replicas: n.
     """
     largest = float(min(tf.as_dtype(value_dtype).max, tf.as_dtype(dtype).max))
-    bits = min(_SIGNIFICANT_BITS[value_dtype], _SIGNIFICANT_BITS[dtype])
+    bits = min(DTYPES[value_dtype].significant_bits, DTYPES[dtype].significant_bits)
     bits = max(1, bits - (num_replicas - 1).bit_length())
     fraction, exponent = math.frexp(largest / num_replicas)
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)

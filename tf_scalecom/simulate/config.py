@@ -8,12 +8,12 @@ import typing
 from tf_scalecom import reduction
 from tf_scalecom.reduction import MethodOptions, method_class
 from tf_scalecom.wire.config import (
-    SELECTIONS,
     WARMUP_RATIO,
     WARMUPS,
     CompressionConfig,
     check_warmup_steps,
 )
+from tf_scalecom.wire.selection import SELECTIONS
 from tf_scalecom.wire.warmup import STAGES
 
 METHODS = {name: method.words for name, method in reduction.METHODS.items()}
@@ -55,7 +55,9 @@ class SimulationConfig:
         PLACEMENTS,
     )
     compression_ratio: float | str = _option(100, 'elements / kept elements, or "auto"')
-    selection: str = _option("chunk", "selection of clt_k, local_top_k, random_k", SELECTIONS)
+    selection: str = _option(
+        "chunk", "selection of clt_k, local_top_k, random_k", tuple(SELECTIONS)
+    )
     chunk_keep: int = _option(1, "elements kept per chunk")
     beta: float = _option(1.0, "low-pass filter of the residual; 1 is plain error feedback")
     final_beta: float | None = _option(None, "beta at the end, approached linearly after warm-up")

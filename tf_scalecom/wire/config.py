@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tf_scalecom.wire.auto_ratio import auto_ratios
-from tf_scalecom.wire.layout import WIRE_BYTES, Layout, tensor_layout, unique_paths
+from tf_scalecom.wire.dtypes import VALUE_DTYPES
+from tf_scalecom.wire.layout import Layout, tensor_layout, unique_paths
+from tf_scalecom.wire.selection import SELECTIONS
 
-SELECTIONS = ("chunk", "exact")
 WARMUPS = ("dense", "ramp")
 # Where a ramp's ratios begin. Deep Gradient Compression (Lin et al., 2018) begins there, too.
 WARMUP_RATIO = 4
@@ -31,9 +32,9 @@ class CompressionConfig:
         # A smaller one would be 0 in float32.
         self.beta = _check_number("beta", beta, "a number in (0, 1]", lambda b: 2**-126 <= b <= 1)
         self.exclude = tuple(_check_pattern("exclude", p) for p in _as_tuple(exclude))
-        self.selection = _check_choice("selection", selection, SELECTIONS)
+        self.selection = _check_choice("selection", selection, tuple(SELECTIONS))
         self.chunk_keep = _check_int("chunk_keep", chunk_keep, minimum=1)
-        self.value_dtype = _check_choice("value_dtype", value_dtype, tuple(WIRE_BYTES))
+        self.value_dtype = _check_choice("value_dtype", value_dtype, VALUE_DTYPES)
 
     def get_config(self) -> dict:
         """The arguments, as the constructor takes them."""

@@ -10,14 +10,11 @@ import functools
 import math
 from collections.abc import Sequence
 
-import numpy as np
+from tf_scalecom.wire.dtypes import DTYPES, dtype_of
+from tf_scalecom.wire.selection import SELECTIONS
 
 # Below this a tensor's chunks are too few for selection to save anything worth its latency.
 MIN_COMPRESSED_ELEMENTS = 1_000
-COMPRESSIBLE_DTYPES = ("float16", "bfloat16", "float32", "float64")
-WIRE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Offsets within a chunk are computed as int32.
-MAX_CHUNK_SIZE = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +26,8 @@ class TensorLayout:
         shape: shape of the variable.
         dtype: name of the gradient's dtype.
         compression_ratio: elements / kept elements as asked for; 1 means dense.
+        selection: rule by which elements of a chunk are kept, one of `SELECTIONS`. That of a
+            chunk-wise selection with a single chunk is "exact".
         chunk_size: elements in a full chunk (the last one may be shorter).
         chunk_keep: elements kept of a full chunk.
     """
@@ -37,6 +36,7 @@ class TensorLayout:
     shape: tuple[int, ...]
     dtype: str
     compression_ratio: float = 1.0
+    selection: str = "chunk"
     chunk_size: int = 1
     chunk_keep: int = 1
 
@@ -61,11 +61,6 @@ class TensorLayout:
         return self.compression_ratio == 1
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the whole tensor is one chunk, of which the largest are kept."""
-        return not self.is_dense and self.chunk_size == self.elements
-
-    @property
     def kept(self) -> int:
         if self.is_dense:
             return self.elements
@@ -78,12 +73,16 @@ class TensorLayout:
             return 0
         return 1 if self.chunk_size <= 1 << 8 else 2 if self.chunk_size <= 1 << 16 else 4
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the whole gradient."""
+        return self.elements * DTYPES[self.dtype].bytes
+
     def payload(self, value_dtype: str) -> int:
         """Bytes of values and offsets."""
         if self.is_dense:
-            itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
-            return self.elements * itemsize
-        return self.kept * (WIRE_BYTES[value_dtype] + self.offset_bytes)
+            return self.gradient_bytes
+        return self.kept * (DTYPES[value_dtype].bytes + self.offset_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,34 +178,27 @@ def tensor_layout(
         shape: its shape.
         dtype: name of its gradient's dtype.
         compression_ratio: elements / kept elements, >= 1.
-        selection: "chunk" (the `chunk_keep` largest of each chunk) or "exact" (the largest of the
-            whole variable, which is one chunk then).
-        chunk_keep: elements kept per chunk; not used by "exact".
+        selection: one of `SELECTIONS`.
+        chunk_keep: elements kept per chunk; not used by every selection.
 
     Returns:
         The plan; dense for ratio 1, for small or non-float tensors, and where rounding would keep
         every element.
+
+    Raises:
+        ValueError: nothing is known of the dtype.
     """
     dense = TensorLayout(path, tuple(shape), dtype)
-    if (
-        compression_ratio == 1
-        or dense.elements < MIN_COMPRESSED_ELEMENTS
-        or dtype not in COMPRESSIBLE_DTYPES
-    ):
+    compressible = dtype_of(path, dtype).compressible
+    if compression_ratio == 1 or dense.elements < MIN_COMPRESSED_ELEMENTS or not compressible:
         return dense
-    if selection == "exact":
-        chunk_size = dense.elements
-        chunk_keep = max(1, round(dense.elements / compression_ratio))
-    else:
-        # No longer than the variable, whatever the ratio.
-        chunk_keep = min(chunk_keep, dense.elements)
-        longest = min(dense.elements, MAX_CHUNK_SIZE)
-        chunk_size = max(1, round(min(chunk_keep * compression_ratio, longest)))
+    chunks = SELECTIONS[selection](dense.elements, compression_ratio, chunk_keep)
     planned = dataclasses.replace(
         dense,
         compression_ratio=float(compression_ratio),
-        chunk_size=chunk_size,
-        chunk_keep=min(chunk_keep, max(1, round(chunk_size / compression_ratio))),
+        selection=chunks.selection,
+        chunk_size=chunks.size,
+        chunk_keep=chunks.keep,
     )
     return planned if planned.kept < planned.elements else dense
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tf_scalecom.wire.layout import WIRE_BYTES, Layout, TensorLayout
+from tf_scalecom.wire.dtypes import DTYPES
+from tf_scalecom.wire.layout import Layout, TensorLayout
 from tf_scalecom.wire.route import Route
 
 
@@ -90,7 +91,7 @@ def compression_report(layout: Layout, num_replicas: int, route: Route) -> Compr
     buckets = layout.buckets(route.bucket_bytes) if layout.compressed else ()
     for bucket in map(layout.subset, buckets):
         if bucket.compressed:
-            finite_flag = WIRE_BYTES[layout.value_dtype] * ring
+            finite_flag = DTYPES[layout.value_dtype].bytes * ring
             unpadded = sum(t.kept * t.offset_bytes for t in bucket.tensors)
             overhead += finite_flag + (4 * bucket.offset_words - unpadded) * offsets
     return CompressionReport(
@@ -106,7 +107,7 @@ def _row(tensor: TensorLayout, value_dtype: str, ring: float, offsets: float) ->
     if tensor.is_dense:
         sent = tensor.payload(value_dtype) * ring
     else:
-        value_bytes, offset_bytes = WIRE_BYTES[value_dtype], tensor.offset_bytes
+        value_bytes, offset_bytes = DTYPES[value_dtype].bytes, tensor.offset_bytes
         sent = tensor.kept * (value_bytes * ring + offset_bytes * offsets)
     ratio = bytes_ratio(dense, sent)
     return CompressionRow(
