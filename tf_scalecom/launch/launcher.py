@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+from tf_scalecom.base.random_generators import SEED_VARIABLE
 from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker, says_port_taken
 from tf_scalecom.launch.worker_output import OutputDisplay, last_lines
 
@@ -20,10 +21,6 @@ _UNKILLABLE_SECONDS = 10.0
 _STRAGGLER_SECONDS = 10.0
 _LINES_SHOWN_ON_FAILURE = 25
 _LOG_READ_BYTES = 1 << 20
-
-
-# The seed of what all workers draw alike (shared_seed.py).
-SEED_VARIABLE = "TF_SCALECOM_SEED"
 
 # Longer than workers need to notice that one of them is gone, and to say so (watchdog.py).
 GRACE_SECONDS = 20.0
