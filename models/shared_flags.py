@@ -148,12 +148,7 @@ def _check_compression(values):
     ratio = 1 if values["compression_ratio"] is None else values["compression_ratio"]
     try:
         CompressionConfig(
-            ratio,
-            values["beta"],
-            exclude=(),
-            selection="chunk",
-            chunk_keep=values["chunk_keep"],
-            value_dtype="float32",
+            compression_ratio=ratio, beta=values["beta"], chunk_keep=values["chunk_keep"]
         )
         check_warmup_steps(values["warmup_steps"])
     except ValueError as error:

@@ -20,6 +20,6 @@ def stated_ratios(title: str) -> list[int]:
 
 def ratio_of(variables, compression_ratio: float | str) -> float:
     """Elements over elements sent of a network, with the selection of the page's commands."""
-    config = CompressionConfig(compression_ratio, 1.0, (), "chunk", 1, "float32")
+    config = CompressionConfig(compression_ratio=compression_ratio)
     kept = sum(tensor.kept for tensor in config.layout(variables).tensors)
     return sum(math.prod(v.shape) for v in variables) / kept

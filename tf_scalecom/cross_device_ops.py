@@ -9,15 +9,11 @@ from tensorflow.python.distribute import cross_device_utils
 
 from tf_scalecom.fit import numpy_memory
 from tf_scalecom.reduction import clt_k
-from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.layout import BUCKET_BYTES, Layout
 from tf_scalecom.workers.collectives import CollectiveLauncher
 
 # On import, as it costs nothing where it is not needed: each strategy slices what it shares out.
 numpy_memory.copy_what_others_see()
-
-# Each bucket costs two collectives, of a millisecond or two: more than smaller ones hide of the
-# exchange behind the backward pass (docs/network.md, "Hiding").
-BUCKET_BYTES = 512 * 1024
 
 # Group keys of `for_devices`: clear of those that strategies count up from 1, one per instance.
 _local_group_keys = itertools.count(1 << 20)

@@ -151,7 +151,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         check_inner(inner_optimizer)
         self._lock = False
         config = CompressionConfig(
-            compression_ratio, beta, exclude, selection, chunk_keep, value_dtype
+            compression_ratio=compression_ratio,
+            beta=beta,
+            exclude=exclude,
+            selection=selection,
+            chunk_keep=chunk_keep,
+            value_dtype=value_dtype,
         )
         warmup_steps = check_warmup_steps(warmup_steps)
         warmup = check_warmup(warmup)

@@ -584,7 +584,7 @@ def test_a_report_outside_a_strategy_counts_workers():
     optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), 100)
     optimizer.build(variables)
     report = optimizer.compression_report(num_replicas=8)
-    layout = CompressionConfig(100, 1.0, (), "chunk", 1, "float32").layout(variables)
+    layout = CompressionConfig(compression_ratio=100).layout(variables)
     expected = compression_report(layout, 8, broadcasts=True, bucket_bytes=BUCKET_BYTES)
     assert report.bytes_sent == expected.bytes_sent
     for wrong in (True, 0, 2.0):

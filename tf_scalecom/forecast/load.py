@@ -84,7 +84,7 @@ def layouts_of(
     for ratio in ratios:
         for dtype in value_dtypes:
             name = ratio if ratio == "auto" else f"{ratio:g}x"
-            config = CompressionConfig(ratio, 1.0, (), "chunk", 1, dtype)
+            config = CompressionConfig(compression_ratio=ratio, value_dtype=dtype)
             layout = config.layout(model.trainable_variables)
             layouts.append((name if dtype == "float32" else f"{name} {dtype}", layout))
     return tuple(layouts)

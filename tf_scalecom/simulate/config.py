@@ -110,12 +110,10 @@ class SimulationConfig:
     def compression(self, selection: str | None = None) -> CompressionConfig:
         """The arguments of `ScaleComOptimizer`, with this or another selection."""
         return CompressionConfig(
-            self.compression_ratio,
-            self.beta,
-            (),
-            selection or self.selection,
-            self.chunk_keep,
-            "float32",
+            compression_ratio=self.compression_ratio,
+            beta=self.beta,
+            selection=selection or self.selection,
+            chunk_keep=self.chunk_keep,
         )
 
     @property

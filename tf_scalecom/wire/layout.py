@@ -18,6 +18,9 @@ COMPRESSIBLE_DTYPES = ("float16", "bfloat16", "float32", "float64")
 WIRE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Offsets within a chunk are computed as int32.
 MAX_CHUNK_SIZE = 2**31 - 1
+# Each bucket costs two collectives, of a millisecond or two: more than smaller ones hide of the
+# exchange behind the backward pass (docs/network.md, "Hiding").
+BUCKET_BYTES = 512 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
