@@ -1,11 +1,35 @@
-"""ScaleCom sparse gradient reduction for TensorFlow and Keras 3."""
+"""ScaleCom sparse gradient reduction for TensorFlow and Keras 3.
 
-from tf_scalecom import callbacks, ops
-from tf_scalecom.cross_device_ops import ScaleComAllReduce
-from tf_scalecom.optimizer import ScaleComOptimizer
-from tf_scalecom.strategy import MultiWorkerMirroredStrategy
+TensorFlow and Keras, which take seconds to import, come with the first name that needs them.
+"""
+
+from typing import TYPE_CHECKING
+
+from tf_scalecom import optimizer_by_name
+from tf_scalecom.base import random_generators
+from tf_scalecom.base.after_import import after_import
+from tf_scalecom.base.lazy_names import lazy_names
 from tf_scalecom.version import __version__
-from tf_scalecom.wire.report import CompressionReport, CompressionRow
+
+if TYPE_CHECKING:
+    from tf_scalecom import callbacks, ops
+    from tf_scalecom.cross_device_ops import ScaleComAllReduce
+    from tf_scalecom.optimizer import ScaleComOptimizer
+    from tf_scalecom.strategy import MultiWorkerMirroredStrategy
+    from tf_scalecom.wire.report import CompressionReport, CompressionRow
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "CompressionReport": "tf_scalecom.wire.report",
+            "CompressionRow": "tf_scalecom.wire.report",
+            "MultiWorkerMirroredStrategy": "tf_scalecom.strategy",
+            "ScaleComAllReduce": "tf_scalecom.cross_device_ops",
+            "ScaleComOptimizer": "tf_scalecom.optimizer",
+            "callbacks": "tf_scalecom.callbacks",
+            "ops": "tf_scalecom.ops",
+        },
+    )
 
 __all__ = [
     "CompressionReport",
@@ -17,3 +41,7 @@ __all__ = [
     "callbacks",
     "ops",
 ]
+
+# Before a script draws anything. Keras imports a module that does, which does not count.
+random_generators.start_from_launcher()
+after_import("keras", optimizer_by_name.register, within=random_generators.left_alone)

@@ -81,6 +81,18 @@ def _add_run(commands) -> None:
         help="after a failure start all workers again, up to K times; for scripts that back up "
         "their training and carry on from there; default: 0",
     )
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="show no output of the workers, but the last lines of one that fails; it is in the "
+        "log files",
+    )
+    parser.add_argument(
+        "--tensorflow-log",
+        action="store_true",
+        help="show what TensorFlow's runtime remarks when it starts, too; its warnings and errors "
+        "are always shown",
+    )
     # "-m" takes the rest of the line, as it does for Python itself.
     parser.add_argument("-m", nargs=argparse.REMAINDER, dest="module", help=argparse.SUPPRESS)
     parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -104,6 +116,8 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             env=dict(args.env),
             grace_seconds=args.grace_seconds,
             max_restarts=args.max_restarts,
+            quiet=args.quiet,
+            tensorflow_log=args.tensorflow_log,
             stream=sys.stdout,
         )
     except BrokenPipeError:

@@ -7,19 +7,16 @@ address. Here hosts keep SLURM's order, and a task checks that it runs where it 
 
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
-
-from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
-    expand_hostlist,
-    expand_tasks_per_node,
-)
+from collections.abc import Iterator, Mapping, Sequence
 
 # Below the range from which Linux gives ports to whoever asks for any, which starts at 32768.
 _FIRST_PORT = 12000
 # Jobs that share a node differ in their ports, up to this many tasks a node and jobs in a row.
 _TASKS_PER_NODE = 64
 _JOBS = 320
+_RANGE = r"\d+(?:-\d+)?"
 
 
 def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
@@ -34,7 +31,7 @@ def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
             fill one node after the other.
     """
     hosts = _hosts(_value(environment, "SLURM_STEP_NODELIST"))
-    counts = expand_tasks_per_node(_value(environment, "SLURM_STEP_TASKS_PER_NODE"))
+    counts = _counts(_value(environment, "SLURM_STEP_TASKS_PER_NODE"))
     if len(hosts) != len(counts) or max(counts) > _TASKS_PER_NODE:
         raise ValueError(
             f"Expected SLURM_STEP_TASKS_PER_NODE to give 1 to {_TASKS_PER_NODE} tasks for each of "
@@ -77,13 +74,41 @@ def main(command: Sequence[str] | None = None) -> None:
 
 
 def _hosts(nodes: str) -> list[str]:
-    try:
-        return expand_hostlist(nodes)
-    except ValueError as error:
-        raise ValueError(
-            f"Expected SLURM_STEP_NODELIST like n[01-03,7] or a,b; received {nodes!r}. Set it to "
-            "the names one by one: SLURM_STEP_NODELIST=$(scontrol show hostnames | paste -sd,)."
-        ) from error
+    """`n[01-03,7],m5` as n01, n02, n03, n7, m5."""
+    hosts: list[str] = []
+    # Commas inside brackets separate numbers, those outside hosts.
+    for entry in re.split(r",(?![^\[]*\])", nodes):
+        named = re.fullmatch(rf"([^\[\],\s]+)(?:\[({_RANGE}(?:,{_RANGE})*)\])?", entry)
+        numbers = list(_numbers(named[2])) if named and named[2] else [""]
+        if not named or not numbers:
+            raise ValueError(
+                f"Expected SLURM_STEP_NODELIST like n[01-03,7] or a,b; received {nodes!r}. Set it "
+                "to the names one by one: "
+                "SLURM_STEP_NODELIST=$(scontrol show hostnames | paste -sd,)."
+            )
+        hosts += [named[1] + number for number in numbers]
+    return hosts
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    """`01-03,7` as 01, 02, 03, 7."""
+    for entry in ranges.split(","):
+        first, _, last = entry.partition("-")
+        yield from (str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1))
+
+
+def _counts(tasks: str) -> list[int]:
+    """`2(x3),1` as 2, 2, 2, 1."""
+    counts: list[int] = []
+    for entry in tasks.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry)
+        if not found:
+            raise ValueError(
+                f"Expected SLURM_STEP_TASKS_PER_NODE like 2(x3),1; received {tasks!r}. Start the "
+                "command with srun."
+            )
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
 
 
 def _value(environment: Mapping[str, str], name: str) -> str:

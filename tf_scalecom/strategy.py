@@ -3,10 +3,7 @@
 import tensorflow as tf
 
 from tf_scalecom.extended import Extended
-from tf_scalecom.fit import epochs, first_batch, made_in_scope, shared_seed
-
-# On import, which is before a script draws anything.
-shared_seed.start_from_launcher()
+from tf_scalecom.fit import epochs, first_batch, made_in_scope
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):

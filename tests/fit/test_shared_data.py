@@ -11,9 +11,10 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 import tf_scalecom as sc
+from tf_scalecom.base import random_generators
+from tf_scalecom.base.random_generators import SEED_VARIABLE
 from tf_scalecom.fit import shared_order, shared_seed
 from tf_scalecom.fit.alike_data import all_read_all, draws_values, in_one_order
-from tf_scalecom.launch.launcher import SEED_VARIABLE
 
 SAMPLES, BATCH = 44, 8  # six batches, the last one a part of one
 BATCHES = -(-SAMPLES // BATCH)
@@ -108,7 +109,7 @@ def forget_seeds():
     tf.random.set_seed(None)
     random.seed()
     np.random.seed()
-    shared_seed.start_from_launcher()
+    random_generators.start_from_launcher()
 
 
 def counts(strategy, seed):
@@ -381,7 +382,7 @@ def test_what_the_user_has_seeded_stays(own_random_state):
     assert drawn() == (drawn_from(11)[0], drawn_from(5)[1])
 
     keras.utils.set_random_seed(6)
-    shared_seed.start_from_launcher()
+    random_generators.start_from_launcher()
     shared_seed.agree(Peers())
     assert drawn() == drawn_from(6)
     datasets = [list(tf.data.Dataset.range(9).shuffle(9).as_numpy_iterator()) for _ in range(2)]
@@ -391,8 +392,8 @@ def test_what_the_user_has_seeded_stays(own_random_state):
 
 def test_launcher_seeds_as_the_package_is_imported(own_random_state, monkeypatch):
     monkeypatch.setenv(SEED_VARIABLE, "12")
-    shared_seed.start_from_launcher()
+    random_generators.start_from_launcher()
     assert drawn() == drawn_from(12)
     monkeypatch.setenv(SEED_VARIABLE, "-1")
     with pytest.raises(ValueError, match=r"0 to 4294967295.*TF_SCALECOM_SEED, received '-1'"):
-        shared_seed.start_from_launcher()
+        random_generators.start_from_launcher()

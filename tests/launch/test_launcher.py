@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tf_scalecom.__main__ import main
+from tf_scalecom.base.random_generators import SEED_VARIABLE
 from tf_scalecom.launch import launcher
 from tf_scalecom.launch.local_cluster import reserve_ports
 
@@ -127,17 +128,74 @@ def test_workers_that_others_have_left_behind_are_named(launch, monkeypatch):
     assert launch.output.count("other workers have finished; still running: worker 2\n") == 1
 
 
+# TensorFlow's log.
+
+REMARK = "I0000 00:00:1795915968.300030   12252 cudart_stub.cc:31] Could not find cuda drivers."
+ERROR = "E0000 00:00:1795915968.300030   12252 client.cc:7] Out of memory."
+SAY = f"print({REMARK!r}); print({ERROR!r}); print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
+
+
+@pytest.mark.parametrize(
+    "level, given, asked, seen, shown",
+    [
+        (None, {}, False, "1", False),
+        (None, {}, True, "None", True),
+        ("0", {}, False, "0", True),
+        ("2", {}, False, "2", False),
+        ("2", {"TF_CPP_MIN_LOG_LEVEL": "0"}, False, "0", True),
+    ],
+)
+def test_tensorflow_remarks_are_shown_where_they_are_asked_for(
+    launch, monkeypatch, level, given, asked, seen, shown
+):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if level is not None:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    assert launch(SAY, 1, env=given, tensorflow_log=asked) == 0
+    assert launch.output.splitlines()[-2] == f"[worker 0] {seen}"
+    assert (REMARK in launch.output) == shown
+    assert ERROR in launch.output
+    assert REMARK in launch.log(0)
+
+
+@pytest.mark.multi_worker
+def test_a_training_shows_nothing_of_tensorflow(launch, monkeypatch):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    script = """
+import tf_scalecom as sc
+sc.MultiWorkerMirroredStrategy()
+print("made")
+"""
+    assert launch(script, env={"CUDA_VISIBLE_DEVICES": "-1"}) == 0, launch.output
+    said = [line for line in launch.output.splitlines() if not line.startswith("[run]")]
+    assert sorted(said) == ["[worker 0] made", "[worker 1] made"]
+
+
 # Failures.
 
 
-def test_the_worker_that_fails_is_named_with_its_last_lines_and_code(launch):
-    code = launch("if rank == 1: print('to be seen'); sys.exit(7)\ntime.sleep(60)")
+def test_the_worker_that_fails_is_named_with_its_code_and_log(launch):
+    code = launch("if rank == 1: sys.exit(7)\ntime.sleep(60)")
     assert code == 7
-    report = launch.output[launch.output.index("[run] worker 1 failed") :]
-    assert report.startswith(
-        "[run] worker 1 failed: ended with exit code 7. Its last lines:\n[run]     to be seen\n"
+    log = launch.folder / "logs" / "worker-1.log"
+    assert f"[run] worker 1 failed: ended with exit code 7; its log: {log}\n" in launch.output
+    assert "worker 0 afterwards: ended by signal 15 (SIGTERM)" in launch.output
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_a_failing_worker_says_is_shown_once(launch, quiet):
+    assert (
+        launch("print('before'); meet('said')\nif rank == 1: raise KeyError('x')", quiet=quiet) == 1
     )
-    assert "worker 0 afterwards: ended by signal 15 (SIGTERM)" in report
+    assert launch.output.count("Traceback") == 1
+    assert launch.output.count("KeyError: 'x'\n") == 1
+    assert ("[worker 0] before" in launch.output) == (not quiet)
+
+
+def test_quiet_shows_what_the_launcher_says_alone(launch):
+    assert launch("print('out', rank)", quiet=True) == 0
+    assert all(line.startswith("[run] ") for line in launch.output.splitlines())
+    assert launch.log(1) == "out 1\n"
 
 
 def test_a_worker_killed_by_a_signal_gives_128_and_the_signal(launch):
@@ -200,15 +258,14 @@ if start == 1: time.sleep(60)
     assert code == 0
     assert [launch.log(rank) for rank in (0, 1)] == ["start 1\nstart 2\n"] * 2
     said = [line for line in launch.output.splitlines() if line.startswith("[run] ")]
-    failure = said.index("[run] worker 1 failed: ended by signal 9 (SIGKILL). Its last lines:")
-    assert said[failure + 1] == "[run]     start 1"
+    (failure,) = (i for i, line in enumerate(said) if line.startswith("[run] worker 1 failed"))
     restart = said.index("[run] restarting all workers: restart 1 of 3")
     assert restart > failure
     assert said[-1].startswith("[run] every worker finished after restart 1 of 3")
 
 
 def test_all_workers_get_one_seed_and_again_after_a_restart(launch, monkeypatch):
-    monkeypatch.delenv(launcher.SEED_VARIABLE, raising=False)
+    monkeypatch.delenv(SEED_VARIABLE, raising=False)
     script = COUNT_STARTS + "print('seed', os.environ['TF_SCALECOM_SEED'])\nsys.exit(start % 2)"
 
     def seeds():
@@ -218,7 +275,7 @@ def test_all_workers_get_one_seed_and_again_after_a_restart(launch, monkeypatch)
     first = seeds()
     assert len(first) == 4 and len(set(first)) == 1
     assert len(set(seeds())) == 2  # the logs are appended to, and each run has its own
-    monkeypatch.setenv(launcher.SEED_VARIABLE, "7")
+    monkeypatch.setenv(SEED_VARIABLE, "7")
     assert "seed 7" in seeds()
 
 

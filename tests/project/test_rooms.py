@@ -25,6 +25,7 @@ GROUND_UP = (
     # What users import, files beside the rooms:
     "cross_device_ops",
     "optimizer",
+    "optimizer_by_name",
     "extended",
     "strategy",
     "callbacks",

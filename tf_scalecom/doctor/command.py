@@ -2,14 +2,8 @@
 
 import argparse
 import json
-import os
 
 from tf_scalecom.base.argument_types import seconds
-from tf_scalecom.doctor import machine
-from tf_scalecom.doctor.network import Doctors
-from tf_scalecom.workers import proxies
-from tf_scalecom.workers.agreement import differences
-from tf_scalecom.workers.cluster import Cluster, parse_tf_config
 
 DESCRIPTION = (
     "Report what this machine has, check TF_CONFIG and, if it names a cluster, whether this worker "
@@ -17,8 +11,6 @@ DESCRIPTION = (
     "and before the training, whose ports it uses. Exit code: 0 if this worker can train, 1 if "
     "there is a problem, which is named."
 )
-# What workers of one cluster must have in common.
-_ALIKE = ("tf_scalecom", "tensorflow", "keras")
 _TIMEOUT_SECONDS = 30.0
 
 
@@ -41,131 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(_: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Examines this worker and prints what it found; returns the exit code."""
-    problems: list[str] = []
-    report = {
-        "versions": machine.versions(),
-        "kernels": _kernels(problems),
-        "compilers": machine.compilers(),
-        "gpus": machine.gpus(),
-        "tensorflow_build": machine.tensorflow_build(),
-        "proxies": proxies.in_environment(),
-        **_network(args, problems),
-        "problems": problems,
-    }
-    print(json.dumps(report, indent=2) if args.json else _text(report, args.bandwidth))
-    return 1 if problems else 0
+    from tf_scalecom.doctor import examination  # imports TensorFlow
 
-
-def _kernels(problems):
-    try:
-        return machine.kernels()
-    except (ValueError, RuntimeError) as error:
-        problems.append(str(error))
-        return None
-
-
-def _network(args, problems):
-    """The report's entries "cluster", "peers" and "bytes_per_second"; None where there is none."""
-    found = {"cluster": None, "peers": None, "bytes_per_second": None}
-    try:
-        cluster = parse_tf_config(os.environ.get("TF_CONFIG", ""))
-    except ValueError as error:
-        problems.append(str(error))
-        return found
-    if cluster is None:
-        return found
-    found["cluster"] = {"task": cluster.name, "workers": cluster.workers}
-    if not cluster.peers:
-        return found
-    facts = {
-        "versions": {name: machine.versions()[name] for name in _ALIKE},
-        "workers": cluster.workers,
-    }
-    doctors = Doctors(cluster, facts, args.bandwidth)
-    try:
-        found["bytes_per_second"] = doctors.meet(args.timeout)
-    except RuntimeError as error:
-        problems.append(str(error))
-        return found
-    problems += _problems_of_peers(cluster, doctors, args)
-    found["peers"] = {
-        name: {
-            "address": peer.address,
-            "reached": peer.reached,
-            "answered": peer.answered,
-            "doctor": peer.facts is not None,
-            "error": peer.error,
-        }
-        for name, peer in doctors.peers.items()
-    }
-    return found
-
-
-def _problems_of_peers(cluster: Cluster, doctors: Doctors, args):
-    for name, peer in doctors.peers.items():
-        where = f"{name} at {peer.address}"
-        if peer.error:
-            yield (
-                f"Expected {where} to answer within {args.timeout:g} s; received: {peer.error}. "
-                "Start the doctor there too, and check its TF_CONFIG, this address and firewalls."
-            )
-        elif peer.facts is not None and not peer.came:
-            yield (
-                f"Expected a call from {where}, which answers when called from here; received none "
-                f"within {args.timeout:g} s. Check that {cluster.address} is reachable from there."
-            )
-        elif args.bandwidth and name == doctors.next and peer.facts is None:
-            yield (
-                f"Expected the doctor of {where} to take a stream; received an answer that is no "
-                "doctor's, as where the training already runs. Start the doctor there too, before "
-                "the training, with --bandwidth."
-            )
-        elif doctors.stream_error and name == doctors.next:
-            yield (
-                f"Expected {where} to take a stream; received: {doctors.stream_error}. Look into "
-                "what its doctor says, and start both again."
-            )
-    known = {name: peer.facts for name, peer in doctors.peers.items() if peer.facts is not None}
-    for line in differences([doctors.facts, *known.values()], [cluster.name, *known]):
-        yield f"Expected the same on all workers; received {line}. Install and start all alike."
-
-
-def _text(report, bandwidth):
-    lines = [("versions", ", ".join(f"{name} {v}" for name, v in report["versions"].items()))]
-    if report["kernels"]:
-        lines.append(("kernels", "{backend}: {reason}".format(**report["kernels"])))
-        lines.append(("op library", report["kernels"]["library"] or "none"))
-    lines += [(name, found or "none") for name, found in report["compilers"].items()]
-    lines.append(("GPUs", "; ".join(report["gpus"]) or "none"))
-    build = report["tensorflow_build"]
-    cuda = "CUDA {cuda}, cuDNN {cudnn}".format(**build) if build["cuda"] else "no CUDA"
-    lines.append(("TensorFlow", f"built with {cuda}"))
-    if report["proxies"]:
-        lines.append(("proxies", f"{', '.join(report['proxies'])}: workers go around them"))
-    lines.append(("TF_CONFIG", _verdict(report)))
-    for name, peer in (report["peers"] or {}).items():
-        if peer["doctor"]:
-            said = "its doctor answers"
-        elif peer["answered"]:
-            said = "answers, but not as a doctor"
-        else:
-            said = "takes a connection, but does not answer" if peer["reached"] else "not reached"
-        lines.append((name, f"{peer['address']}: {said}"))
-    if report["bytes_per_second"]:
-        rate = f"{8e-9 * report['bytes_per_second']:.3g} Gbit/s to the next worker"
-        lines.append(("bandwidth", rate))
-    elif bandwidth:
-        others = len((report["cluster"] or {"workers": ()})["workers"]) > 1
-        why = "the problem is below" if others else "TF_CONFIG names no other worker"
-        lines.append(("bandwidth", f"not measured: {why}"))
-    lines += [("PROBLEM", problem) for problem in report["problems"]]
-    width = max(len(name) for name, _ in lines) + 2
-    return "\n".join(name.ljust(width) + value for name, value in lines)
-
-
-def _verdict(report):
-    cluster = report["cluster"]
-    if cluster is None:
-        is_set = os.environ.get("TF_CONFIG")
-        return "names no cluster" if is_set else "not set: this process trains alone"
-    return f"{cluster['task']}, one of {len(cluster['workers'])}"
+    report = examination.examine(args.bandwidth, args.timeout)
+    print(
+        json.dumps(report, indent=2) if args.json else examination.as_text(report, args.bandwidth)
+    )
+    return 1 if report["problems"] else 0

@@ -14,64 +14,32 @@ is the user's, before or after: all of it by `keras.utils.set_random_seed`, or o
 such as another one on each worker.
 """
 
-import hashlib
-import os
-import pickle
 import random
-from collections.abc import Callable
-from typing import NamedTuple
 
-import numpy as np
 from tensorflow.python.data.util import random_seed
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
-from tf_scalecom.launch.launcher import SEED_VARIABLE
+from tf_scalecom.base.random_generators import GENERATORS, digests_at_import, launcher_seed
 from tf_scalecom.workers.workers import Workers
 
 _BITS = 31
 
-
-class _Generator(NamedTuple):
-    seed: Callable
-    state: Callable
-
-    def digest(self) -> str:
-        return hashlib.sha256(pickle.dumps(self.state())).hexdigest()
-
-
-_GENERATORS = (
-    _Generator(random.seed, random.getstate),
-    _Generator(np.random.seed, np.random.get_state),
-)
-_as_imported: list[str] = []
 _of_datasets: random.Random | None = None
 _tensorflow_get_seed = random_seed.get_seed
-
-
-def start_from_launcher() -> None:
-    """Has Python's and NumPy's generators start from the launcher's seed, if there is one.
-
-    Raises:
-        ValueError: It is no seed.
-    """
-    if (seed := _launcher_seed()) is not None:
-        for generator in _GENERATORS:
-            generator.seed(seed)
-    _as_imported[:] = (generator.digest() for generator in _GENERATORS)
 
 
 def agree(workers: Workers) -> None:
     """Has all workers draw alike what the user has not seeded; a collective call."""
     global _of_datasets
-    seed = _launcher_seed()
+    seed = launcher_seed()
     seed = random.SystemRandom().getrandbits(_BITS) if seed is None else seed
-    digests = [generator.digest() for generator in _GENERATORS]
+    digests = [generator.digest() for generator in GENERATORS]
     answers = workers.gather([seed, digests], "random seeds")
     seed = answers[0][0]
-    for place, generator in enumerate(_GENERATORS):
+    for place, generator in enumerate(GENERATORS):
         alike = all(theirs[place] == digests[place] for _, theirs in answers)
-        if not alike and digests[place] == _as_imported[place] and global_seed() is None:
+        if not alike and digests[place] == digests_at_import[place] and global_seed() is None:
             generator.seed(seed)
     _of_datasets = random.Random(seed)
     # Where each dataset looks it up as it is made.
@@ -87,15 +55,3 @@ def _get_seed(seed):
 def global_seed():
     """What `tf.random.set_seed` has set; in a function, what it had when it was traced."""
     return context.global_seed() if context.executing_eagerly() else ops.get_default_graph().seed
-
-
-def _launcher_seed():
-    text = os.environ.get(SEED_VARIABLE)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and int(text) < 2**32):
-        raise ValueError(
-            f"Expected a whole number from 0 to {2**32 - 1} in the environment variable "
-            f"{SEED_VARIABLE}, received {text!r}: set one, the same for all workers, or unset it."
-        )
-    return int(text)

@@ -5,14 +5,14 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Sequence
 
 from tf_scalecom.base.argument_types import number, positive_number, whole_number
-from tf_scalecom.forecast import measure, plots
+from tf_scalecom.base.pictures import pyplot
+from tf_scalecom.base.text_table import text_table
+from tf_scalecom.forecast import plots
 from tf_scalecom.forecast.advice import advice, gbits
-from tf_scalecom.forecast.load import layouts_of, load_model
 from tf_scalecom.forecast.performance import Cluster
-from tf_scalecom.forecast.ways import Forecast, Scenario, forecasts
+from tf_scalecom.forecast.ways import Scenario, forecasts
 from tf_scalecom.wire.route import BUCKET_BYTES
 
 DESCRIPTION = (
@@ -25,6 +25,17 @@ _PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 _GBIT = 1e9 / 8  # bytes
 # Median of four measurements from 3.4 to 6.7 ns; see docs/plan.md.
 _GRPC_HOST_NS = 5.0
+_HEADER = (
+    "method",
+    "MB sent",
+    "step ms",
+    "compute",
+    "kernels",
+    "transfer",
+    "latency",
+    "times as fast",
+    "if below Gbit/s",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,10 +135,13 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
             "expected --inside-gbits, not less than --gbits, for several replicas per worker; "
             f"received {args.inside_gbits}: give the bandwidth between them"
         )
-    if args.plot and plots.pyplot() is None:
+    if args.plot and pyplot() is None:
         parser.error("expected matplotlib for --plot; received none: pip install matplotlib")
     if args.plot:
         _check_plot(parser, args.plot)
+    from tf_scalecom.forecast import measure  # these import TensorFlow
+    from tf_scalecom.forecast.load import layouts_of, load_model
+
     try:
         model = load_model(args.model)
         layouts = layouts_of(model, args.ratios, _VALUE_DTYPES)
@@ -176,36 +190,11 @@ def _text(scenario, args):
         f"memory {cluster.memory_bytes_per_second / 1e9:.3g} GB/s ({memory}), "
         f"{args.host_ns:g} ns of the runtime a byte",
         "",
-        _table(forecasts(scenario)),
+        text_table(_HEADER, [_line(row) for row in forecasts(scenario)]),
         "",
         *advice(scenario),
     ]
     return "\n".join(lines)
-
-
-def _table(rows: Sequence[Forecast]) -> str:
-    header = (
-        "method",
-        "MB sent",
-        "step ms",
-        "compute",
-        "kernels",
-        "transfer",
-        "latency",
-        "times as fast",
-        "if below Gbit/s",
-    )
-    lines = [header, *map(_line, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [
-                line[0].ljust(widths[0]),
-                *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True)),
-            ]
-        )
-        for line in lines
-    )
 
 
 def _line(row):

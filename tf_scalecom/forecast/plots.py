@@ -1,10 +1,10 @@
-"""Step time against bandwidth and workers. matplotlib is an extra: nothing else here needs it."""
+"""Step time against bandwidth and workers, drawn."""
 
 import dataclasses
 import pathlib
 
+from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.forecast.ways import Scenario, forecasts
-from tf_scalecom.simulate.plots import pyplot
 
 _GBITS = tuple(400 ** (i / 40) for i in range(41))
 _WORKERS = tuple(dict.fromkeys(round(8 * 1250 ** (i / 40)) for i in range(41)))

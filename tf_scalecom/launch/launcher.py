@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+from tf_scalecom.base.random_generators import SEED_VARIABLE
 from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker, says_port_taken
+from tf_scalecom.launch.tensorflow_log import (
+    EVERYTHING,
+    LEVEL_VARIABLE,
+    WITHOUT_REMARKS,
+    is_remark,
+)
 from tf_scalecom.launch.worker_output import OutputDisplay, last_lines
 
 _POLL_SECONDS = 0.05
@@ -20,10 +27,6 @@ _UNKILLABLE_SECONDS = 10.0
 _STRAGGLER_SECONDS = 10.0
 _LINES_SHOWN_ON_FAILURE = 25
 _LOG_READ_BYTES = 1 << 20
-
-
-# The seed of what all workers draw alike (shared_seed.py).
-SEED_VARIABLE = "TF_SCALECOM_SEED"
 
 # Longer than workers need to notice that one of them is gone, and to say so (watchdog.py).
 GRACE_SECONDS = 20.0
@@ -37,6 +40,8 @@ def run(
     env: Mapping[str, str] | None = None,
     grace_seconds: float = GRACE_SECONDS,
     max_restarts: int = 0,
+    quiet: bool = False,
+    tensorflow_log: bool = False,
     stream: TextIO,
 ) -> int:
     """Run `command` as `num_workers` workers until all end; returns the exit code to end with.
@@ -58,6 +63,9 @@ def run(
         env: environment variables over those of this process.
         grace_seconds: how long workers that were asked to end may take.
         max_restarts: how often all workers are started again after a failure.
+        quiet: show none of the workers' output but the last lines of one that fails.
+        tensorflow_log: show what TensorFlow's runtime remarks about itself, too, as it is where
+            TF_CPP_MIN_LOG_LEVEL is 0. Its warnings and errors are always shown.
         stream: where the workers' output and the launcher's messages go.
 
     Returns:
@@ -68,7 +76,13 @@ def run(
     log_dir = Path(log_dir or tempfile.mkdtemp(prefix="tf_scalecom-run-"))
     seed = os.environ.get(SEED_VARIABLE, str(secrets.randbits(31)))
     env = {SEED_VARIABLE: seed, **(env or {})}
-    display = OutputDisplay(stream, num_workers)
+    level = {**os.environ, **env}.get(LEVEL_VARIABLE)
+    if level is None and not tensorflow_log:
+        env[LEVEL_VARIABLE] = WITHOUT_REMARKS
+    remarks = tensorflow_log or level == EVERYTHING
+    display = OutputDisplay(
+        stream, num_workers, quiet=quiet, leave_out=lambda line: not remarks and is_remark(line)
+    )
     with _received_signals() as received:
         for restart in range(max_restarts + 1):
             if restart:
@@ -111,7 +125,7 @@ def _run_once(
             return failed
         attempts += 1
         if attempts == _PORT_ATTEMPTS or not _port_was_taken(failed):
-            display.note(_failure_report(failed, cluster))
+            display.note(_failure_report(failed, cluster, display))
             return failed
         display.note(f"worker {failed.index}: its port was taken; trying other ports")
 
@@ -208,13 +222,15 @@ def _port_was_taken(failed: LocalWorker) -> bool:
     return says_port_taken(failed.output().decode(errors="replace"))
 
 
-def _failure_report(failed: LocalWorker, cluster: LocalCluster) -> str:
-    report = [f"worker {failed.index} failed: {failed.describe_end()}. Its last lines:"]
-    report += ["    " + line for line in last_lines(failed.output(), _LINES_SHOWN_ON_FAILURE)]
+def _failure_report(failed: LocalWorker, cluster: LocalCluster, display: OutputDisplay) -> str:
+    """Who failed and how; with the end of its output, where that has not been shown."""
+    report = [f"worker {failed.index} failed: {failed.describe_end()}; its log: {failed.log_path}"]
+    if display.quiet:
+        lines = last_lines(failed.output(), _LINES_SHOWN_ON_FAILURE, display.leave_out)
+        report += ["its last lines:", *("    " + line for line in lines)]
     for worker in cluster.workers:
         if worker is not failed:
             report.append(f"worker {worker.index} afterwards: {worker.describe_end()}")
-    report.append(f"logs in {failed.log_path.parent}")
     return "\n".join(report)
 
 

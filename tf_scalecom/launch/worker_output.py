@@ -4,6 +4,7 @@ import codecs
 import re
 import shutil
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 _TOKENS = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z])|(\r)|(\x08+)|(\n)|([^\x1b\r\x08\n]+|\x1b)")
@@ -59,12 +60,18 @@ class LineAssembler:
         self._go_back = 0
 
 
-def last_lines(output: bytes, count: int) -> list[str]:
-    """The last `count` lines of some output as a terminal would show them, without colours."""
+def last_lines(
+    output: bytes, count: int, leave_out: Callable[[str], bool] = lambda line: False
+) -> list[str]:
+    """The last `count` lines of some output as a terminal would show them, without colours.
+
+    Those of which `leave_out` says so are no lines.
+    """
     assembler = LineAssembler()
     lines = assembler.feed(output)
     if assembler.unfinished:
         lines.append(assembler.unfinished)
+    lines = [line for line in lines if not leave_out(line)]
     return [_ESCAPES.sub("", line) for line in lines[-count:]]
 
 
@@ -74,9 +81,26 @@ class OutputDisplay:
     On a terminal the live line is redrawn in place below everything else. Elsewhere (a file, a
     pipe) only whole lines are written, and the changing state of an unfinished line every
     `repeat_seconds`, so that a long epoch does not look like a hang.
+
+    Args:
+        stream: where to print.
+        num_workers: how many workers there are.
+        quiet: whether to print the launcher's own messages only.
+        leave_out: says of a line whether not to print it; by default all are printed.
+        repeat_seconds: see above.
     """
 
-    def __init__(self, stream: TextIO, num_workers: int, repeat_seconds: float = 10.0):
+    def __init__(
+        self,
+        stream: TextIO,
+        num_workers: int,
+        *,
+        quiet: bool = False,
+        leave_out: Callable[[str], bool] = lambda line: False,
+        repeat_seconds: float = 10.0,
+    ):
+        self.quiet = quiet
+        self.leave_out = leave_out
         self._stream = stream
         self._terminal = stream.isatty()
         self._assemblers = [LineAssembler() for _ in range(num_workers)]
@@ -89,8 +113,11 @@ class OutputDisplay:
 
     def show(self, index: int, data: bytes) -> None:
         """Print what `data`, new output of worker `index`, brings to an end."""
+        if self.quiet:
+            return
         for line in self._assemblers[index].feed(data):
-            self._write_line(self._prefixes[index] + line)
+            if not self.leave_out(line):
+                self._write_line(self._prefixes[index] + line)
 
     def refresh(self) -> None:
         """Bring worker 0's unfinished line up to date and flush. Call it regularly."""

@@ -5,9 +5,25 @@ the model is kept once; each has its own gradient and residual, and they meet in
 `algorithm.exchange`.
 """
 
+from typing import TYPE_CHECKING
+
+from tf_scalecom.base.lazy_names import lazy_names
 from tf_scalecom.simulate.config import METHODS, SimulationConfig
-from tf_scalecom.simulate.runs import run, run_all
-from tf_scalecom.simulate.simulation import Simulation
-from tf_scalecom.simulate.task import Task, load_task
+
+if TYPE_CHECKING:
+    from tf_scalecom.simulate.runs import run, run_all
+    from tf_scalecom.simulate.simulation import Simulation
+    from tf_scalecom.simulate.task import Task, load_task
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "Simulation": "tf_scalecom.simulate.simulation",
+            "Task": "tf_scalecom.simulate.task",
+            "load_task": "tf_scalecom.simulate.task",
+            "run": "tf_scalecom.simulate.runs",
+            "run_all": "tf_scalecom.simulate.runs",
+        },
+    )
 
 __all__ = ["METHODS", "Simulation", "SimulationConfig", "Task", "load_task", "run", "run_all"]

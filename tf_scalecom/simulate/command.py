@@ -7,12 +7,8 @@ import pathlib
 import shlex
 import typing
 
-import tensorflow as tf
-
 from tf_scalecom.base.argument_types import number
-from tf_scalecom.simulate import plots, run_files, runs
 from tf_scalecom.simulate.config import METHODS, SimulationConfig, value_types
-from tf_scalecom.simulate.task import load_task
 
 DESCRIPTION = (
     "Train a model with 1 to 256 learners in this process, by the same algorithm code as on real "
@@ -50,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Runs what the arguments ask for; returns the exit code."""
+    import tensorflow as tf
+
+    from tf_scalecom.simulate import plots, run_files, runs
+    from tf_scalecom.simulate.task import load_task
+
     tf.get_logger().setLevel("ERROR")  # it tells of every loop it makes of a vectorised operation
     try:
         configs = _configs(args)

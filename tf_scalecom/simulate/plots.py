@@ -1,9 +1,9 @@
-"""Curves of a folder of runs. matplotlib is an extra: nothing else here needs it."""
+"""Curves of a folder of runs."""
 
-import functools
 import pathlib
 from collections.abc import Sequence
 
+from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate import run_files
 
 PICTURE = "curves.png"
@@ -14,19 +14,6 @@ _RECORDS = (
     ("contraction", "contraction |x - CLT(x)|^2 / |x|^2"),
     ("build_up", "elements of the sum / elements kept"),
 )
-
-
-@functools.cache
-def pyplot():
-    """matplotlib's, drawing into files; None where it is not installed."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        return None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
 
 
 def column(folder: pathlib.Path, table: str, name: str) -> tuple[list[int], list[float]]:

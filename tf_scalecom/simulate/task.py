@@ -1,5 +1,6 @@
 """What is trained: the interface that models/ plug into, and the order of the data."""
 
+import importlib.machinery
 import importlib.util
 import pathlib
 import sys

@@ -9,8 +9,10 @@ output, the sequence length for a dense layer applied at each position, 1 for on
 import gc
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import keras
+if TYPE_CHECKING:
+    import keras
 
 # (positions up to which the ratio holds, ratio), in rising order.
 RULE = ((128, 400), (196, 50), (math.inf, 25))
@@ -21,7 +23,7 @@ def ratio_for_positions(positions: int) -> int:
     return next(ratio for limit, ratio in RULE if positions <= limit)
 
 
-def auto_ratios(variables: Sequence[keras.Variable], paths: Sequence[str]) -> list[int]:
+def auto_ratios(variables: Sequence["keras.Variable"], paths: Sequence[str]) -> list[int]:
     """Ratios of the variables of a built model; the first convolution's kernel gets 1.
 
     Args:
@@ -45,12 +47,14 @@ def auto_ratios(variables: Sequence[keras.Variable], paths: Sequence[str]) -> li
     return ratios
 
 
-def _owners(variables) -> dict[int, keras.layers.Layer]:
+def _owners(variables) -> dict[int, "keras.layers.Layer"]:
     """Maps id(variable) to the layer that applies it to a sample.
 
     An optimizer is handed variables, and neither they nor the call lead back to their layers; the
     live objects of the process do. Done once, at build.
     """
+    import keras
+
     layers = [o for o in gc.get_objects() if isinstance(o, keras.layers.Layer)]
     owners = {id(v): layer for layer in layers for v in layer._trainable_variables}
     for layer in layers:
@@ -64,6 +68,8 @@ def _owners(variables) -> dict[int, keras.layers.Layer]:
 
 def _is_convolution(layer) -> bool:
     """Whether a layer uses its weights once at each position of its output, not its input."""
+    import keras
+
     kinds = keras.src.layers.convolutional
     return isinstance(
         layer,
@@ -89,6 +95,8 @@ def _positions(layer, path) -> int:
 
 def _shape_of_positions(layer) -> tuple | None:
     """Shape of the positions of a sample at which a layer's weights are used."""
+    import keras
+
     shapes = layer._build_shapes_dict or {}
     if not shapes:
         return None

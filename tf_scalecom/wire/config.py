@@ -1,5 +1,6 @@
 """The user's compression arguments: checked, and turned into a `Layout` for a list of variables."""
 
+import dataclasses
 import math
 import numbers
 import re
@@ -15,26 +16,35 @@ WARMUPS = ("dense", "ramp")
 WARMUP_RATIO = 4
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CompressionConfig:
-    """Arguments of `ScaleComOptimizer` that say what to send; see there for their meaning."""
+    """Arguments of `ScaleComOptimizer` that say what to send; see there for their meaning.
 
-    def __init__(
-        self,
-        *,
-        compression_ratio=100,
-        beta=1.0,
-        exclude=(),
-        selection="chunk",
-        chunk_keep=1,
-        value_dtype="float32",
-    ):
-        self.compression_ratio = _check_ratio(compression_ratio)
-        # A smaller one would be 0 in float32.
-        self.beta = _check_number("beta", beta, "a number in (0, 1]", lambda b: 2**-126 <= b <= 1)
-        self.exclude = tuple(_check_pattern("exclude", p) for p in _as_tuple(exclude))
-        self.selection = _check_choice("selection", selection, tuple(SELECTIONS))
-        self.chunk_keep = _check_int("chunk_keep", chunk_keep, minimum=1)
-        self.value_dtype = _check_choice("value_dtype", value_dtype, VALUE_DTYPES)
+    Raises:
+        ValueError: one is out of its range.
+    """
+
+    compression_ratio: float | str | Mapping[str, float] = 100
+    beta: float = 1.0
+    exclude: str | Sequence[str] = ()
+    selection: str = "chunk"
+    chunk_keep: int = 1
+    value_dtype: str = "float32"
+
+    def __post_init__(self):
+        checked = {
+            "compression_ratio": _check_ratio(self.compression_ratio),
+            # A smaller one would be 0 in float32.
+            "beta": _check_number(
+                "beta", self.beta, "a number in (0, 1]", lambda b: 2**-126 <= b <= 1
+            ),
+            "exclude": tuple(_check_pattern("exclude", p) for p in _as_tuple(self.exclude)),
+            "selection": _check_choice("selection", self.selection, tuple(SELECTIONS)),
+            "chunk_keep": _check_int("chunk_keep", self.chunk_keep, minimum=1),
+            "value_dtype": _check_choice("value_dtype", self.value_dtype, VALUE_DTYPES),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def get_config(self) -> dict:
         """The arguments, as the constructor takes them."""

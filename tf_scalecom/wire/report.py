@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tf_scalecom.base.text_table import text_table
 from tf_scalecom.wire.dtypes import DTYPES
 from tf_scalecom.wire.layout import Layout, TensorLayout
 from tf_scalecom.wire.route import Route
@@ -64,15 +65,7 @@ class CompressionReport:
             f"{self.bytes_sent:,.0f}",
             f"{self.ratio:.1f}",
         )
-        widths = [max(map(len, column)) for column in zip(header, *lines, total, strict=True)]
-        rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-
-        def line(cells):
-            left = [c.ljust(w) for c, w in zip(cells[:2], widths[:2], strict=True)]
-            right = [c.rjust(w) for c, w in zip(cells[2:], widths[2:], strict=True)]
-            return "  ".join(left + right)
-
-        return "\n".join([line(header), rule, *map(line, lines), rule, line(total)])
+        return text_table(header, lines, total, left=2)
 
 
 def compression_report(layout: Layout, num_replicas: int, route: Route) -> CompressionReport:
