@@ -10,10 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
-    expand_hostlist,
-    expand_tasks_per_node,
-)
+from tf_scalecom.compat.tensorflow_runtime import expand_hostlist, expand_tasks_per_node
 
 # Below the range from which Linux gives ports to whoever asks for any, which starts at 32768.
 _FIRST_PORT = 12000

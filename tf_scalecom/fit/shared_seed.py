@@ -22,10 +22,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from tensorflow.python.data.util import random_seed
-from tensorflow.python.eager import context
-from tensorflow.python.framework import ops
 
+from tf_scalecom.compat.tensorflow_data import random_seeds
+from tf_scalecom.compat.tensorflow_runtime import global_seed
 from tf_scalecom.launch.launcher import SEED_VARIABLE
 from tf_scalecom.workers.workers import Workers
 
@@ -46,7 +45,7 @@ _GENERATORS = (
 )
 _as_imported: list[str] = []
 _of_datasets: random.Random | None = None
-_tensorflow_get_seed = random_seed.get_seed
+_tensorflow_get_seed = random_seeds.get_seed
 
 
 def start_from_launcher() -> None:
@@ -75,18 +74,13 @@ def agree(workers: Workers) -> None:
             generator.seed(seed)
     _of_datasets = random.Random(seed)
     # Where each dataset looks it up as it is made.
-    random_seed.get_seed = _get_seed
+    random_seeds.get_seed = _get_seed
 
 
 def _get_seed(seed):
     if seed is None and global_seed() is None:
         seed = _of_datasets.getrandbits(_BITS)
     return _tensorflow_get_seed(seed)
-
-
-def global_seed():
-    """What `tf.random.set_seed` has set; in a function, what it had when it was traced."""
-    return context.global_seed() if context.executing_eagerly() else ops.get_default_graph().seed
 
 
 def _launcher_seed():

@@ -11,10 +11,11 @@ but the answer is a common one:
 The same goes for `stop_evaluating` and `stop_predicting`, where there is one epoch.
 """
 
+import keras
 import tensorflow as tf
-from keras.src.callbacks import CallbackList
-from keras.src.trainers.epoch_iterator import EpochIterator
-from tensorflow.python.ops import resource_variable_ops
+
+from tf_scalecom.compat.keras_trainer import EpochIterator
+from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 
 
 class DataEnd:
@@ -29,7 +30,7 @@ class DataEnd:
         self._device = device
         self._veto = -1 - num_replicas  # outweighs all that have data
         with tf.init_scope(), tf.device(device):
-            self._vote = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
+            self._vote = ResourceVariable(0, dtype=tf.int64)
 
     def ask(self, end):
         """Votes from now on for the end of the data, or no longer does."""
@@ -119,7 +120,7 @@ class _StopsTogether:
 
 
 def stop_together(
-    callbacks: CallbackList, doing: str, epoch_iterator: EpochIterator, extended
+    callbacks: keras.callbacks.CallbackList, doing: str, epoch_iterator: EpochIterator, extended
 ) -> bool:
     """Makes the callbacks of a call to Keras stop it on all workers, or on none.
 
