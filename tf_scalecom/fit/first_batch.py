@@ -53,7 +53,7 @@ def look_at(model: keras.Model, batch, strategy: tf.distribute.Strategy) -> None
 def build_if_possible(model: keras.Model, build: Callable[[], None]) -> None:
     """Builds a model; one with steps of its own is left to them where that fails.
 
-    As without a strategy. Such a model need have no `call()`, nor one that takes what `fit` is given.
+    As without a strategy: such a model need have no `call()`, nor one that takes what `fit` gives.
     """
     if all(getattr(type(model), step) is getattr(keras.Model, step) for step in _STEPS):
         build()
