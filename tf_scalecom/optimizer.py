@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from tf_scalecom import ops as kernels
+from tf_scalecom.compat.keras_objects import no_automatic_dependency_tracking
 from tf_scalecom.cross_device_ops import BUCKET_BYTES
 from tf_scalecom.fit.made_in_scope import require_optimizer
 from tf_scalecom.state import model_files
