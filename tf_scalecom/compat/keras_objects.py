@@ -1,6 +1,5 @@
 """Private parts of Keras's variables, layers, optimizers and files. Looked at in Keras 3.15."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -133,11 +132,6 @@ def strategy_of(optimizer: keras.optimizers.Optimizer, default=None) -> tf.distr
 def place_of(variable: keras.Variable, optimizer: keras.optimizers.Optimizer) -> int:
     """The place of a variable among those that an optimizer was built with."""
     return optimizer._get_variable_index(variable)
-
-
-def trained_by(optimizer: keras.optimizers.Optimizer) -> Sequence[keras.Variable]:
-    """The variables that an optimizer was built with."""
-    return optimizer._trainable_variables
 
 
 # --- Files ---------------------------------------------------------------------------------------

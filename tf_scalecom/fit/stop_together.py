@@ -11,6 +11,8 @@ but the answer is a common one:
 The same goes for `stop_evaluating` and `stop_predicting`, where there is one epoch.
 """
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -55,6 +57,12 @@ def _end_of_data():
 
 class _StopsTogether:
     """Mixed into the `CallbackList` of a call to Keras; does its part after all callbacks."""
+
+    # Set by `stop_together`; by what is done, e.g. "training".
+    _extended: Any
+    _epoch_iterators: dict[str, Any]
+    _asked: set[str]
+    _ran_out_of_data: set[str]
 
     def on_train_batch_begin(self, batch, logs=None):
         super().on_train_batch_begin(batch, logs)
