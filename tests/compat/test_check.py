@@ -116,5 +116,5 @@ def test_a_back_end_of_keras_that_is_loaded_counts(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")  # too late for this process
     keras_back_end.require_tensorflow()
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
-    with pytest.raises(ImportError, match="received 'torch', from keras.config"):
+    with pytest.raises(ImportError, match=r"received 'torch', from keras\.config"):
         check()

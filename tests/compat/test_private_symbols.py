@@ -31,6 +31,11 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith(("__", "_tf_scalecom"))
 
 
+def owner(node: ast.Attribute) -> str | None:
+    """The variable whose attribute it is."""
+    return node.value.id if isinstance(node.value, ast.Name) else None
+
+
 def private_modules(tree: ast.AST) -> list[str]:
     """Modules inside of TensorFlow and Keras that are imported, or reached by attributes."""
     found = []
@@ -39,9 +44,8 @@ def private_modules(tree: ast.AST) -> list[str]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             found += [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.attr in INSIDES.get(node.value.id, ()):
-                found.append(f"{node.value.id}.{node.attr}")
+        elif isinstance(node, ast.Attribute) and node.attr in INSIDES.get(owner(node), ()):
+            found.append(f"{owner(node)}.{node.attr}")
     return [name for name in found if re.match(r"(tf|tensorflow|keras)\.", name)]
 
 
@@ -70,8 +74,7 @@ def own_names(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if isinstance(node.value, ast.Name) and node.value.id == "self":
-                found.add(node.attr)
+            found |= {node.attr} if owner(node) == "self" else set()
     return found
 
 

@@ -3,6 +3,7 @@
 So all that is gone can be named at once (`check.py`), and nothing fails in the middle of a run.
 """
 
+import dis
 import importlib
 import inspect
 import types
@@ -73,11 +74,11 @@ def parameters(owner: Any, method: str, names: Sequence[str], why: str) -> None:
 
 
 def knows(owner: Any, name: str) -> bool:
-    """Whether an object has an attribute, or is a class whose methods set or read it."""
+    """Whether an object has an attribute, or is a class whose methods set it."""
     if hasattr(owner, name):
         return True
     classes = owner.__mro__[:-1] if isinstance(owner, type) else ()
-    return any(name in _names(code) for cls in classes for code in _codes(cls))
+    return any(_sets(code, name) for cls in classes for code in _codes(cls))
 
 
 def _codes(cls) -> Iterator[types.CodeType]:
@@ -88,9 +89,10 @@ def _codes(cls) -> Iterator[types.CodeType]:
             yield function.__code__
 
 
-def _names(code) -> set[str]:
-    inside = [_names(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    return set(code.co_names).union(*inside)
+def _sets(code: types.CodeType, name: str) -> bool:
+    return name in code.co_names and any(
+        step.opname == "STORE_ATTR" and step.argval == name for step in dis.get_instructions(code)
+    )
 
 
 def _name(owner):

@@ -13,14 +13,13 @@ Trainer: Any = symbol(
     "keras.src.backend.tensorflow.trainer.TensorFlowTrainer",
     "base of keras.Model, with fit, evaluate and predict",
 )
-BUILD_FOR_DATA, BUILD_FOR_BATCH = "_maybe_symbolic_build", "_symbolic_build"
 members(
     Trainer,
     {
         "_initial_epoch": "where fit begins after a restore; Keras's own backups set it",
         "_distribute_strategy": "read: a model made outside of all scopes has none",
-        BUILD_FOR_DATA: "wrapped: shapes come from a batch that workers do not reduce",
-        BUILD_FOR_BATCH: "wrapped: the model and its optimizer are looked at",
+        "_maybe_symbolic_build": "wrapped: shapes come from a batch that workers do not reduce",
+        "_symbolic_build": "wrapped: the model and its optimizer are looked at",
         "fit": "wrapped: which call is under way, and its arguments",
         "evaluate": "the same",
         "predict": "the same",
@@ -38,8 +37,10 @@ _FIT = (
 parameters(Trainer, "fit", _FIT, "compared between workers")
 parameters(Trainer, "evaluate", ["steps", "callbacks"], "the same")
 parameters(Trainer, "predict", ["steps", "callbacks"], "the same")
-parameters(Trainer, BUILD_FOR_DATA, ["iterator", "data_batch"], "a batch in place of an iterator")
-parameters(Trainer, BUILD_FOR_BATCH, ["data_batch"], "its sizes are compared with the inputs'")
+parameters(
+    Trainer, "_maybe_symbolic_build", ["iterator", "data_batch"], "a batch in place of an iterator"
+)
+parameters(Trainer, "_symbolic_build", ["data_batch"], "its sizes are compared with the inputs'")
 members(
     keras.callbacks.CallbackList,
     {

@@ -100,7 +100,6 @@ members(
         "_is_chief": "read: whose value a new variable takes",
         "_num_replicas_in_sync": "read",
         "_local_device_type": "read: whether batches stay on the host",
-        "_in_multi_worker_mode": "read: whether data are shared out between workers",
         "_communication_options": "replaced: without a timeout, which costs a thread a call",
         "_collective_keys": "replaced: one object for all strategies",
         "_cross_device_ops": "replaced by ScaleComAllReduce",
@@ -139,9 +138,11 @@ _DATA = {
 members(DistributedDataset, {**_DATA, "_original_dataset": "read: a batch before it is shared out"})
 members(DistributedDatasetsFromFunction, _DATA)
 input_library: Any = symbol(f"{_DISTRIBUTE}.input_lib", "finds the function below when it calls it")
-COUNT_DATA = "_calculate_replicas_with_values"
-members(input_library, {COUNT_DATA: "wrapped: where all workers learn that data have ended"})
-parameters(input_library, COUNT_DATA, ["strategy"], "whose `reduce` counts")
+members(
+    input_library,
+    {"_calculate_replicas_with_values": "wrapped: where all workers learn that data have ended"},
+)
+parameters(input_library, "_calculate_replicas_with_values", ["strategy"], "whose `reduce` counts")
 
 
 def is_default(strategy: tf.distribute.Strategy) -> bool:

@@ -12,13 +12,11 @@ from tf_scalecom.compat import keras_calls
 from tf_scalecom.compat.hooks import wrap
 from tf_scalecom.compat.keras_calls import innermost_call
 from tf_scalecom.compat.keras_trainer import (
-    BUILD_FOR_BATCH,
-    BUILD_FOR_DATA,
     EpochIterator,
     Trainer,
     strategy_made_in,
 )
-from tf_scalecom.compat.tensorflow_distribute import COUNT_DATA, input_library, is_default
+from tf_scalecom.compat.tensorflow_distribute import input_library, is_default
 from tf_scalecom.fit import first_batch, made_in_scope
 from tf_scalecom.fit.epochs import EndsWithLastWorker, share_out
 
@@ -29,9 +27,9 @@ def install() -> None:
     keras_calls.note()
     wrap(EpochIterator, "__init__", _make_epoch_iterator)
     wrap(EpochIterator, "_get_iterator", _iterate)
-    wrap(Trainer, BUILD_FOR_DATA, _build_for_data)
-    wrap(Trainer, BUILD_FOR_BATCH, _build_for_batch)
-    wrap(input_library, COUNT_DATA, _count_data)
+    wrap(Trainer, "_maybe_symbolic_build", _build_for_data)
+    wrap(Trainer, "_symbolic_build", _build_for_batch)
+    wrap(input_library, "_calculate_replicas_with_values", _count_data)
 
 
 class _SharesOut:
