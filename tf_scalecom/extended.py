@@ -291,7 +291,6 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
         return regroup([v for (v,) in kept])
 
     def _create_variable(self, next_creator, **kwargs):
-        variable = super()._create_variable(next_creator, **kwargs)
         sent = self._values_sent
         variable = super()._create_variable(next_creator, **kwargs)
         if self._values_sent > sent:
