@@ -6,7 +6,7 @@ TensorFlow and Keras, which take seconds to import, come with the first name tha
 from typing import TYPE_CHECKING
 
 from tf_scalecom import optimizer_by_name
-from tf_scalecom.base import random_generators
+from tf_scalecom.base import keras_back_end, random_generators
 from tf_scalecom.base.after_import import after_import
 from tf_scalecom.base.lazy_names import lazy_names
 from tf_scalecom.version import __version__
@@ -42,6 +42,7 @@ __all__ = [
     "ops",
 ]
 
+keras_back_end.require_tensorflow()
 # Before a script draws anything. Keras imports a module that does, which does not count.
 random_generators.start_from_launcher()
 after_import("keras", optimizer_by_name.register, within=random_generators.left_alone)

@@ -4,9 +4,8 @@ import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops as tf_cross_device_ops
-from tensorflow.python.distribute import cross_device_utils
 
+from tf_scalecom.compat.tensorflow_distribute import CollectiveAllReduce, CollectiveKeys
 from tf_scalecom.fit import numpy_memory
 from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.reduction.communicator import CollectiveCommunicator
@@ -28,7 +27,7 @@ _local_group_keys = itertools.count(1 << 20)
 _CLT_K = CltK(CompressionConfig())
 
 
-class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
+class ScaleComAllReduce(CollectiveAllReduce):
     """Cross-device operations of a strategy whose gradients travel as CLT-k.
 
     Plain reduce, gather and broadcast stay dense, so metrics, batch statistics and whatever else a
@@ -75,7 +74,7 @@ class ScaleComAllReduce(tf_cross_device_ops.CollectiveAllReduce):
         if devices is None:
             logical = tf.config.list_logical_devices
             devices = [d.name for d in logical("GPU") or logical("CPU")]
-        keys = cross_device_utils.CollectiveKeys(group_key_start=next(_local_group_keys))
+        keys = CollectiveKeys(group_key_start=next(_local_group_keys))
         options = tf.distribute.experimental.CommunicationOptions()
         return cls(devices, len(devices), options, keys)
 

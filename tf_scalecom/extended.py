@@ -6,19 +6,18 @@ import weakref
 
 import keras
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.distribute import (
-    collective_all_reduce_strategy,
-    cross_device_utils,
-    distribute_utils,
-    input_lib,
-    multi_worker_util,
-)
-from tensorflow.python.eager import context
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import control_flow_util
-from tensorflow.python.trackable.base import CheckpointInitialValue
 
+from tf_scalecom.compat import tensorflow_distribute
+from tf_scalecom.compat.keras_calls import path_of_new_variable
+from tf_scalecom.compat.tensorflow_distribute import CollectiveKeys, regroup
+from tf_scalecom.compat.tensorflow_runtime import (
+    CheckpointInitialValue,
+    CoordinatedJob,
+    compiled_by_xla,
+    eager_context,
+    runtime_has_started,
+    server_has_started,
+)
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.fit import (
     cache_files,
@@ -36,7 +35,7 @@ from tf_scalecom.update.skip_warning import SkipWarning
 from tf_scalecom.version import __version__
 from tf_scalecom.workers import cluster as cluster_lib
 from tf_scalecom.workers import forked_processes, proxies
-from tf_scalecom.workers.agreement import VARIABLE, path_of_new_variable
+from tf_scalecom.workers.agreement import VARIABLE
 from tf_scalecom.workers.collectives import CARRIED
 from tf_scalecom.workers.watchdog import DEFAULT_SECONDS, Watchdog
 from tf_scalecom.workers.workers import Workers
@@ -49,7 +48,7 @@ _SHUTDOWN_SECONDS = 10
 
 # TensorFlow starts both afresh for each strategy, and so gives the second one in a process the
 # group and instance keys of the first, for variables of other shapes.
-_collective_keys = cross_device_utils.CollectiveKeys()
+_collective_keys = CollectiveKeys()
 
 # Group keys of one device of each worker: clear of those counted up from 1, one per strategy.
 _worker_group_keys = itertools.count(1 << 19)
@@ -65,7 +64,7 @@ _skip_warnings: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, SkipWarnin
 )
 
 
-class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
+class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
     """Implementation of `MultiWorkerMirroredStrategy`."""
 
     # The coordination service watches the workers' heartbeats; TensorFlow's older health check,
@@ -94,7 +93,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     def _initialize_multi_worker(self, cluster_resolver):
         cluster = cluster_lib.find_cluster(cluster_resolver)
         self._cluster = cluster
-        if context.context()._collective_ops_server_def is not None:
+        if server_has_started():
             # A strategy before this one started the process's one server.
             self._std_server_started = True
         else:
@@ -177,7 +176,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
                 devices=self._cross_device_ops._devices[:1],
                 group_size=self._num_workers,
                 options=options,
-                collective_keys=cross_device_utils.CollectiveKeys(next(_worker_group_keys)),
+                collective_keys=CollectiveKeys(next(_worker_group_keys)),
                 first_replica=self._id_in_cluster,
             )
         self.launchers = {
@@ -291,10 +290,9 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
     def _without_empty(self, value):
         local = self._container_strategy().experimental_local_results(value)
         kept = self.leave_out_empty([[v] for v in local])
-        return distribute_utils.regroup([v for (v,) in kept])
+        return regroup([v for (v,) in kept])
 
     def _create_variable(self, next_creator, **kwargs):
-        variable = super()._create_variable(next_creator, **kwargs)
         sent = self._values_sent
         variable = super()._create_variable(next_creator, **kwargs)
         if self._values_sent > sent:
@@ -340,8 +338,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         ]
 
     def _refuse_xla(self):
-        compiled = control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
-        if compiled and self._num_replicas_in_sync > 1:
+        if compiled_by_xla() and self._num_replicas_in_sync > 1:
             raise ValueError(
                 "Expected a step that XLA does not compile, received one under jit_compile=True: "
                 "XLA cannot compile the collectives of several workers or replicas. Pass "
@@ -355,13 +352,13 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
             tf.cast(tf.logical_not(value), tf.int32)
             for value in self._container_strategy().experimental_local_results(per_replica)
         ]
-        false = distribute_utils.regroup(false, always_wrap=True)
+        false = regroup(false, always_wrap=True)
         return tf.equal(self._container_strategy().reduce("SUM", false), 0)
 
     def _experimental_distribute_dataset(self, dataset, options):
         if _is_per_replica(options):
             return super()._experimental_distribute_dataset(dataset, options)
-        kind = input_lib.DistributedDataset
+        kind = tensorflow_distribute.DistributedDataset
         if self._num_workers > 1:
             kind, dataset = epochs.DistributedDataset, in_one_order(dataset)
         return kind(
@@ -377,7 +374,7 @@ class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
         if _is_per_replica(options):
             return super()._distribute_datasets_from_function(dataset_fn, options)
         kind = (
-            input_lib.DistributedDatasetsFromFunction
+            tensorflow_distribute.DistributedDatasetsFromFunction
             if self._num_workers == 1
             else epochs.DistributedDatasetsFromFunction
         )
@@ -421,8 +418,7 @@ def _is_finite_check(fn):
 
 def _require_fresh_tensorflow():
     """Says what to move where, while no other worker waits for this one yet."""
-    # What TensorFlow itself looks at; once its runtime has started, it takes no cluster any more.
-    if context.context()._context_handle is not None:
+    if runtime_has_started():
         raise RuntimeError(
             "Expected MultiWorkerMirroredStrategy to be made before anything else runs in "
             "TensorFlow; received a process in which something has: a tensor, a dataset, a layer "
@@ -434,16 +430,16 @@ def _require_fresh_tensorflow():
 
 def _configure_coordination_service(cluster):
     """Gives finite limits to the waits for a worker that comes, or comes no more."""
-    if context.context().coordination_service is not None or not cluster.peers:
+    if eager_context().coordination_service is not None or not cluster.peers:
         return
     jobs = [
-        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(cluster.jobs[job]))
+        CoordinatedJob(name=job, num_tasks=len(cluster.jobs[job]))
         for job in ("chief", "worker")
         if cluster.jobs.get(job)
     ]
-    context.context().configure_coordination_service(
+    eager_context().configure_coordination_service(
         service_type="standalone",
-        service_leader=multi_worker_util.coordination_leader(
+        service_leader=tensorflow_distribute.coordination_leader(
             tf.train.ClusterSpec({job: list(a) for job, a in cluster.jobs.items()})
         ),
         coordinated_jobs=jobs,
@@ -454,4 +450,4 @@ def _configure_coordination_service(cluster):
         shutdown_barrier_timeout_in_ms=_SHUTDOWN_SECONDS * 1000,
     )
     # One that dies on its way from the meeting to here is named; without, it is missed for an hour.
-    context.context().coordination_service.cluster_register_with_barrier = True
+    eager_context().coordination_service.cluster_register_with_barrier = True

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils.tracking import no_automatic_dependency_tracking
 
+from tf_scalecom.compat.keras_objects import no_automatic_dependency_tracking
 from tf_scalecom.fit.made_in_scope import require_optimizer
 from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.reduction.exchange import method_for

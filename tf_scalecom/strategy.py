@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_scalecom.extended import Extended
-from tf_scalecom.fit import epochs, first_batch, made_in_scope
+from tf_scalecom.fit import calls_from_keras, made_in_scope
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -62,6 +62,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             RuntimeError: The port of this worker is taken.
             TimeoutError: Not all workers have come.
         """
+        calls_from_keras.install()
         # Past the constructor of the base class, which would build TensorFlow's own extended.
         tf.distribute.Strategy.__init__(
             self,
@@ -74,27 +75,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         )
         made_in_scope.watch_fit_outside(self)
 
-    def scope(self):
-        """As TensorFlow's. Keras, too, enters it: when it is to build a model for its data."""
-        building = epochs.model_to_build()
-        if building is not None:
-            model, batch, to_train = building
-            if to_train:
-                self.extended.require_trains()
-                made_in_scope.require_optimizer(getattr(model, "optimizer", None), self)
-            first_batch.prepare_to_build(model, batch, self)
-        return super().scope()
-
     def reduce(self, reduce_op, value, axis=None):
         """Reduces a value over all replicas and, given an axis, over that axis.
 
         Like TensorFlow's, but the axis may be given for scalars too, as Keras does for metrics.
         """
-        if epochs.called_to_build_model():
-            return epochs.example_of(value, self)
-        if epochs.called_to_count_data():
-            data_end = self.extended.data_end
-            return data_end.checked(super().reduce(reduce_op, data_end.vote(value), axis))
         if axis is not None and all(
             getattr(result, "shape", None) == ()
             for result in self.experimental_local_results(value)
@@ -119,11 +104,3 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                     "with one row per sample, e.g. by `to_tensor()` or `tf.sparse.to_dense()`."
                 )
         return super().gather(value, axis)
-
-    def experimental_distribute_dataset(self, dataset, options=None):
-        """Shards a dataset, the same on all workers, between them, as TensorFlow's does."""
-        epoch_iterator = epochs.calling_epoch_iterator()
-        if epoch_iterator is not None and self.extended._in_multi_worker_mode():
-            # Every worker is in the same call to fit, evaluate or predict, so it is safe to ask.
-            dataset = epochs.share_out(epoch_iterator, dataset, self.extended.workers)
-        return super().experimental_distribute_dataset(dataset, options)

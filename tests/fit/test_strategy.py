@@ -30,6 +30,23 @@ def test_other_optimizers_train_as_on_one_worker(cluster, optimizer):
         assert_equal(result, expected)
 
 
+def draws_of_an_initializer(strategy):
+    draws = []
+
+    def initializer(shape, dtype):
+        draws.append(shape)
+        return tf.ones(shape, dtype)
+
+    with strategy.scope():
+        keras.Variable(initializer, shape=(2, 3), dtype="float32")
+    return draws
+
+
+def test_a_variable_is_made_once(cluster):
+    """As without a strategy, so that an initializer with a seed gives the same values."""
+    assert cluster(2).run(draws_of_an_initializer) == [[(2, 3)], [(2, 3)]]
+
+
 # --- Data that differ between workers, and their end -------------------------------------------
 
 

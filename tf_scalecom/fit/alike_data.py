@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from tf_scalecom.compat import tensorflow_data
 from tf_scalecom.workers.workers import Workers
 
 _READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
@@ -97,11 +98,11 @@ def _reads_files(dataset):
 def _operations(dataset) -> Iterator[str]:
     """Names of what a dataset is made of: datasets, and operations in their functions."""
     yield type(dataset).__name__
-    for function in dataset._functions():
+    for function in tensorflow_data.functions(dataset):
         graph = function.function.graph.as_graph_def()
         yield from (node.op for node in graph.node)
         yield from (node.op for f in graph.library.function for node in f.node_def)
-    for source in dataset._inputs():
+    for source in tensorflow_data.inputs(dataset):
         yield from _operations(source)
 
 

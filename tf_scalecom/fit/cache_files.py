@@ -7,7 +7,8 @@ kept for one number of workers is wrong for another.
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.data.ops import cache_op, dataset_ops
+
+from tf_scalecom.compat import tensorflow_data
 
 # Operation -> which of its inputs names the file.
 _FILES = {"CacheDataset": 1, "CacheDatasetV2": 1}
@@ -45,16 +46,15 @@ def one_per_worker(dataset: tf.data.Dataset, rank: int, num_workers: int) -> tf.
         ) from error
     logging.info("tf_scalecom: cache files %s: this worker's own end in %s.", paths, ending)
     # It uses the functions and tables of the one it is made from.
-    return dataset_ops.UnaryUnchangedStructureDataset(dataset, variant)
+    return tensorflow_data.UnaryUnchangedStructureDataset(dataset, variant)
 
 
 def _cache_files(dataset):
     found, inputs = set(), [dataset]
     while inputs:
         dataset = inputs.pop()
-        inputs += dataset._inputs()  # the only way upstream that there is
-        if isinstance(dataset, cache_op.CacheDataset):
-            found.add(dataset._filename.numpy().decode())
+        inputs += tensorflow_data.inputs(dataset)
+        found.add(tensorflow_data.cache_file(dataset))
     return found - {""}  # in memory
 
 

@@ -8,7 +8,8 @@ from data stays NaN.
 """
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_utils
+
+from tf_scalecom.compat.tensorflow_distribute import select_replica
 
 
 def find_empty(arguments, num_replicas):
@@ -22,10 +23,7 @@ def find_empty(arguments, num_replicas):
         A list of bool scalars, one per replica; None if it is known before the step runs that
         none is empty.
     """
-    empty = [
-        _has_no_rows(distribute_utils.select_replica(replica, arguments))
-        for replica in range(num_replicas)
-    ]
+    empty = [_has_no_rows(select_replica(replica, arguments)) for replica in range(num_replicas)]
     return None if any(e is None for e in empty) else empty
 
 

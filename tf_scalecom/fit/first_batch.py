@@ -1,6 +1,7 @@
 """What can be wrong when Keras builds a model of the strategy for its first batch."""
 
 import weakref
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -12,38 +13,55 @@ _STEPS = ("train_step", "test_step")
 _seen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
-def prepare_to_build(model: keras.Model, batch, strategy: tf.distribute.Strategy) -> None:
-    """Looks at a model that Keras is about to build.
+def read(iterator, strategy: tf.distribute.Strategy):
+    """A batch of the shapes of this worker's first one, of at least one row; None without data.
+
+    Args:
+        iterator: Keras's, over the data.
+        strategy: the strategy that its batches belong to.
+    """
+    for _, _, batches in iterator:
+        batch = next(batches)
+        values = keras.tree.flatten(batch)
+        if not all(isinstance(value, tf.distribute.DistributedValues) for value in values):
+            return batch
+        return tf.nest.map_structure(lambda value: _example_of(value, strategy), batch)
+    return None
+
+
+def _example_of(value, strategy):
+    value = strategy.experimental_local_results(value)[0]
+    if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] == 0:
+        return tf.zeros([1, *value.shape[1:]], value.dtype)
+    return value
+
+
+def look_at(model: keras.Model, batch, strategy: tf.distribute.Strategy) -> None:
+    """Says in the log if a model that is about to be built does not fit to a replica's share.
 
     Args:
         model: the model, made in the scope of `strategy`.
         batch: nested structure of one replica's share of a batch.
         strategy: the strategy.
     """
-    if any(getattr(type(model), step) is not getattr(keras.Model, step) for step in _STEPS):
-        _defer_if_impossible(model)
     if strategy.num_replicas_in_sync > 1 and model not in _seen:
         _seen.add(model)
         if model.built:
             _say_batch_size(model, batch)
 
 
-def _defer_if_impossible(model):
-    """Where calling a model with steps of its own fails, they build it, as without a strategy.
+def build_if_possible(model: keras.Model, build: Callable[[], None]) -> None:
+    """Builds a model; one with steps of its own is left to them where that fails.
 
-    Such a model need have no `call()`, nor one that takes what `fit` is given.
+    As without a strategy: such a model need have no `call()`, nor one that takes what `fit` gives.
     """
-    build = model._symbolic_build
-
-    def attempt(**batch):
-        object.__delattr__(model, "_symbolic_build")
-        try:
-            build(**batch)
-        except Exception as error:  # whatever the user's `call()` raises
-            logging.info("tf_scalecom: %s is built by its first step: %s", model.name, error)
-
-    # Past Keras's attribute tracking, which has no business with it. Keras calls it next.
-    object.__setattr__(model, "_symbolic_build", attempt)
+    if all(getattr(type(model), step) is getattr(keras.Model, step) for step in _STEPS):
+        build()
+        return
+    try:
+        build()
+    except Exception as error:  # whatever the user's `call()` raises
+        logging.info("tf_scalecom: %s is built by its first step: %s", model.name, error)
 
 
 def _say_batch_size(model, batch):

@@ -8,7 +8,8 @@ alike, and that is seen when they make their first step, which all do together (
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
+
+from tf_scalecom.compat.keras_objects import callers_of_name_scopes
 
 # A `tf.train.Checkpoint` has one, from its first save on.
 _SAVE_COUNTER = "save_counter"
@@ -20,9 +21,8 @@ def is_made_alone(name: str | None) -> bool:
     Args:
         name: what TensorFlow is told of its name.
     """
-    # Keras knows of each name scope whose it is; no function of its tells.
-    scopes = global_state.get_global_attribute("name_scope_stack") or ()
-    of_optimizer = any(isinstance(s.caller, keras.optimizers.Optimizer) for s in scopes)
+    callers = callers_of_name_scopes()
+    of_optimizer = any(isinstance(caller, keras.optimizers.Optimizer) for caller in callers)
     return of_optimizer or name == _SAVE_COUNTER
 
 

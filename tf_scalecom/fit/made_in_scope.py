@@ -4,14 +4,14 @@ TensorFlow's own errors speak of mixed strategies, from deep inside a step; and 
 trains without a word, each worker its own.
 """
 
-import functools
 import weakref
 
 import keras
 import tensorflow as tf
 from absl import logging
 
-from tf_scalecom.fit import epochs
+from tf_scalecom.compat.keras_objects import strategy_of
+from tf_scalecom.compat.tensorflow_distribute import is_default
 
 _ADVICE = (
     "Make the model, its layers and its optimizer, and call compile(), inside "
@@ -36,7 +36,7 @@ def require_optimizer(optimizer, strategy: tf.distribute.Strategy) -> None:
     """Raises ValueError if an optimizer, or one inside it, was made for another strategy."""
     while optimizer is not None:
         # Where its slots will belong. Keras takes it from the scope in which an optimizer is made.
-        made_for = getattr(optimizer, "_distribution_strategy", strategy)
+        made_for = strategy_of(optimizer, strategy)
         # `compile` puts loss scaling around, wherever it is called; that has no slots.
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         if made_for is not strategy and not scales:
@@ -54,34 +54,29 @@ def watch_fit_outside(strategy: tf.distribute.Strategy) -> None:
     of its own; it is an error if the optimizer was made inside.
     """
     _strategies.add(strategy)
-    if not tf.distribute.has_strategy():
-        _watch_default_strategy()
 
 
-@functools.cache
-def _watch_default_strategy():
-    # Keras asks it for such a model's data, and nobody else. It is one object for all of a process.
-    default = tf.distribute.get_strategy()
-    distribute = default.experimental_distribute_dataset
+def look_at_fit_outside(model: keras.Model, default: tf.distribute.Strategy) -> None:
+    """Looks at a model that was made outside of all scopes, in `fit`.
 
-    def watched(dataset, options=None):
-        model = epochs.model_in_fit()
-        if model is not None:
-            require_optimizer(getattr(model, "optimizer", None), default)
-            alone = any(len(s.extended.workers.names) > 1 for s in _strategies)
-            if alone and model not in _said:
-                _said.add(model)
-                logging.warning(
-                    "tf_scalecom: fit trains model %s on this worker alone: it was made outside of "
-                    "the strategy's scope. %s",
-                    model.name, _ADVICE,
-                )  # fmt: skip
-        return distribute(dataset, options)
+    Args:
+        model: the model.
+        default: TensorFlow's stand-in, where there is no strategy.
 
-    default.experimental_distribute_dataset = watched
+    Raises:
+        ValueError: Its optimizer was made in a scope.
+    """
+    require_optimizer(getattr(model, "optimizer", None), default)
+    alone = any(len(strategy.extended.workers.names) > 1 for strategy in _strategies)
+    if alone and model not in _said:
+        _said.add(model)
+        logging.warning(
+            "tf_scalecom: fit trains model %s on this worker alone: it was made outside of the "
+            "strategy's scope. %s",
+            model.name,
+            _ADVICE,
+        )
 
 
 def _place(strategy):
-    # TensorFlow's stand-in where there is none has no public name.
-    default = type(strategy).__name__ == "_DefaultDistributionStrategy"
-    return f"{'outside of the' if default else 'in a'} strategy's scope"
+    return f"{'outside of the' if is_default(strategy) else 'in a'} strategy's scope"

@@ -15,7 +15,8 @@ spoils nothing.
 import sys
 
 import numpy as np
-from tensorflow.python.ops import script_ops
+
+from tf_scalecom.compat.tensorflow_runtime import FuncRegistry, python_functions
 
 # TensorFlow itself copies what is not aligned to this (`tf.sysconfig.get_compile_flags()`).
 ALIGNMENT = 64
@@ -48,7 +49,7 @@ def _count_references():
 _REFERENCES_IN_LIST, _REFERENCES_OF_BASE = _count_references()
 
 
-class _Registry(script_ops.FuncRegistry):
+class _Registry(FuncRegistry):
     """TensorFlow's Python functions, by whose call NumPy memory enters."""
 
     def __call__(self, token, device, args):
@@ -70,4 +71,4 @@ class _Registry(script_ops.FuncRegistry):
 def copy_what_others_see() -> None:
     """Has all Python functions of this process, earlier ones too, keep to the above."""
     # The one registry that TensorFlow calls, from C++.
-    script_ops._py_funcs.__class__ = _Registry
+    python_functions.__class__ = _Registry

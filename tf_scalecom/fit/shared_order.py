@@ -11,14 +11,13 @@ import itertools
 import random
 from collections.abc import Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
-from tensorflow.python.data.util import structure
 
-from tf_scalecom.fit.shared_seed import global_seed
+from tf_scalecom.compat import tensorflow_data
+from tf_scalecom.compat.keras_trainer import ArrayDataAdapter, DataAdapter, PyDatasetAdapter
+from tf_scalecom.compat.tensorflow_runtime import global_seed
 
 
 def draw_seed(adapter: DataAdapter) -> int | None:
@@ -29,8 +28,9 @@ def draw_seed(adapter: DataAdapter) -> int | None:
         shuffled = isinstance(adapter, ArrayDataAdapter) and adapter._shuffle
     if not shuffled:
         return None
-    if isinstance(adapter, ArrayDataAdapter) and global_seed() is not None:
-        return int(global_seed()) % 2**32
+    seed = global_seed()
+    if isinstance(adapter, ArrayDataAdapter) and seed is not None:
+        return int(seed) % 2**32
     # From where Keras has those of layers, so that `keras.utils.set_random_seed` decides on it.
     return random.getrandbits(31)
 
@@ -76,7 +76,7 @@ def forget_read_ahead(adapter: DataAdapter) -> None:
         enqueuer.ready_queue.queue.clear()
 
 
-class _Shuffled(PyDataset):
+class _Shuffled(keras.utils.PyDataset):
     """A `PyDataset` whose batches come in another order in each epoch."""
 
     def __init__(self, dataset, seed):
@@ -131,14 +131,14 @@ def _batches_of_indices(adapter, seed):
 def _gathered(dataset, indices):
     """Keras's dataset of an array, with other indices: they come zipped with the whole array."""
     gather, pairs = None, dataset
-    while len(pairs._inputs()) == 1:
-        gather, pairs = pairs, pairs._inputs()[0]
-    _, arrays = pairs._inputs()
-    (gather,) = gather._functions()
+    while len(tensorflow_data.inputs(pairs)) == 1:
+        gather, pairs = pairs, tensorflow_data.inputs(pairs)[0]
+    _, arrays = tensorflow_data.inputs(pairs)
+    (gather,) = tensorflow_data.functions(gather)
 
     def rows(*pair):
-        results = gather.function(*structure.to_tensor_list(pairs.element_spec, pair))
-        return structure.from_tensor_list(gather.output_structure, results)
+        results = gather.function(*tensorflow_data.to_tensors(pairs.element_spec, pair))
+        return tensorflow_data.from_tensors(gather.output_structure, results)
 
     batches = tf.data.Dataset.zip((indices, arrays)).map(rows, num_parallel_calls=tf.data.AUTOTUNE)
     return batches.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE)

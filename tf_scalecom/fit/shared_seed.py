@@ -16,17 +16,15 @@ such as another one on each worker.
 
 import random
 
-from tensorflow.python.data.util import random_seed
-from tensorflow.python.eager import context
-from tensorflow.python.framework import ops
-
 from tf_scalecom.base.random_generators import GENERATORS, digests_at_import, launcher_seed
+from tf_scalecom.compat.tensorflow_data import random_seeds
+from tf_scalecom.compat.tensorflow_runtime import global_seed
 from tf_scalecom.workers.workers import Workers
 
 _BITS = 31
 
 _of_datasets: random.Random | None = None
-_tensorflow_get_seed = random_seed.get_seed
+_tensorflow_get_seed = random_seeds.get_seed
 
 
 def agree(workers: Workers) -> None:
@@ -43,15 +41,10 @@ def agree(workers: Workers) -> None:
             generator.seed(seed)
     _of_datasets = random.Random(seed)
     # Where each dataset looks it up as it is made.
-    random_seed.get_seed = _get_seed
+    random_seeds.get_seed = _get_seed
 
 
 def _get_seed(seed):
     if seed is None and global_seed() is None:
         seed = _of_datasets.getrandbits(_BITS)
     return _tensorflow_get_seed(seed)
-
-
-def global_seed():
-    """What `tf.random.set_seed` has set; in a function, what it had when it was traced."""
-    return context.global_seed() if context.executing_eagerly() else ops.get_default_graph().seed

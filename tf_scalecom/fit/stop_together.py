@@ -11,10 +11,13 @@ but the answer is a common one:
 The same goes for `stop_evaluating` and `stop_predicting`, where there is one epoch.
 """
 
+from typing import Any
+
+import keras
 import tensorflow as tf
-from keras.src.callbacks import CallbackList
-from keras.src.trainers.epoch_iterator import EpochIterator
-from tensorflow.python.ops import resource_variable_ops
+
+from tf_scalecom.compat.keras_trainer import EpochIterator
+from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 
 
 class DataEnd:
@@ -29,7 +32,7 @@ class DataEnd:
         self._device = device
         self._veto = -1 - num_replicas  # outweighs all that have data
         with tf.init_scope(), tf.device(device):
-            self._vote = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
+            self._vote = ResourceVariable(0, dtype=tf.int64)
 
     def ask(self, end):
         """Votes from now on for the end of the data, or no longer does."""
@@ -54,6 +57,12 @@ def _end_of_data():
 
 class _StopsTogether:
     """Mixed into the `CallbackList` of a call to Keras; does its part after all callbacks."""
+
+    # Set by `stop_together`; by what is done, e.g. "training".
+    _extended: Any
+    _epoch_iterators: dict[str, Any]
+    _asked: set[str]
+    _ran_out_of_data: set[str]
 
     def on_train_batch_begin(self, batch, logs=None):
         super().on_train_batch_begin(batch, logs)
@@ -119,7 +128,7 @@ class _StopsTogether:
 
 
 def stop_together(
-    callbacks: CallbackList, doing: str, epoch_iterator: EpochIterator, extended
+    callbacks: keras.callbacks.CallbackList, doing: str, epoch_iterator: EpochIterator, extended
 ) -> bool:
     """Makes the callbacks of a call to Keras stop it on all workers, or on none.
 

@@ -8,8 +8,8 @@ import functools
 import pathlib
 
 import tensorflow as tf
-from tensorflow.python.framework import auto_control_deps_utils
 
+from tf_scalecom.compat.tensorflow_runtime import register_read_only_resource_op
 from tf_scalecom.ops import built
 from tf_scalecom.ops.xla import limits
 from tf_scalecom.wire.layout import Layout, TensorLayout
@@ -44,7 +44,7 @@ def library():
     loaded = tf.load_op_library(str(LIBRARY))
     for operation in ("ScalecomSelect", "ScalecomAnyNonfinite", "ScalecomGather"):
         # Reading a residual needs no place in the sequence of its writes other than after them.
-        auto_control_deps_utils.register_read_only_resource_op(operation)
+        register_read_only_resource_op(operation)
     return loaded
 
 

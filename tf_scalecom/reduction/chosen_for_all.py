@@ -36,7 +36,7 @@ class MeanTopK(_ChosenForAll):
 
     @classmethod
     def from_options(cls, options: MethodOptions):
-        return cls(CompressionConfig(**options.compression.get_config() | {"selection": "exact"}))
+        return cls(dataclasses.replace(options.compression, selection="exact"))
 
     def _ranked(self, bucket, step, communicator):
         compensated = [

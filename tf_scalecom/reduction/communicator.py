@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_utils
-from tensorflow.python.distribute import values as distributed_values
 
+from tf_scalecom.compat.tensorflow_distribute import Mirrored, PerReplica, regroup
 from tf_scalecom.wire.route import ALL_REDUCE, LIST, Route
 from tf_scalecom.workers.collectives import CollectiveLauncher
 
@@ -174,5 +173,5 @@ def per_replica(values: Sequence, mirrored: bool = False):
     Returns:
         A `PerReplica` or `Mirrored`; the bare value where there is one replica.
     """
-    wrap = distributed_values.Mirrored if mirrored else distributed_values.PerReplica
-    return distribute_utils.regroup(tuple(values), wrap_class=wrap)
+    wrap = Mirrored if mirrored else PerReplica
+    return regroup(tuple(values), wrap_class=wrap)

@@ -11,13 +11,14 @@ import functools
 import os
 from collections.abc import Callable
 
-from keras.src.export.litert import LiteRTExporter
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.saving import saving_lib
-from keras.src.utils.file_utils import is_remote_path
-from tensorflow.python.saved_model import save as saved_model
-
 from tf_scalecom.base.whole_files import written_whole
+from tf_scalecom.compat.keras_objects import (
+    LiteRTExporter,
+    h5_format,
+    is_remote_path,
+    saving_library,
+)
+from tf_scalecom.compat.tensorflow_runtime import saved_models
 
 _loads = 0  # how deep in calls that load a model
 
@@ -26,15 +27,15 @@ _loads = 0  # how deep in calls that load a model
 def install() -> None:
     """Wraps what saves and loads models in this process, from now on."""
     # Keras finds each of these in its module when it is called: wrapped there, wrapped everywhere.
-    _wrap(saving_lib, "save_model", _whole)  # `.keras`, and its unpacked form
-    _wrap(saving_lib, "save_weights_only", _whole)
-    _wrap(legacy_h5_format, "save_model_to_hdf5", _whole_in_new_folder)
+    _wrap(saving_library, "save_model", _whole)  # `.keras`, and its unpacked form
+    _wrap(saving_library, "save_weights_only", _whole)
+    _wrap(h5_format, "save_model_to_hdf5", _whole_in_new_folder)
     _wrap(LiteRTExporter, "export", _whole)
-    _wrap(saved_model, "save_and_return_nodes", _whole_in_new_folder)  # `export` too
+    _wrap(saved_models, "save_and_return_nodes", _whole_in_new_folder)  # `export` too
     for module, load in (
-        (saving_lib, "_load_model_from_fileobj"),  # pickled models too
-        (saving_lib, "_load_model_from_dir"),
-        (legacy_h5_format, "load_model_from_hdf5"),
+        (saving_library, "_load_model_from_fileobj"),  # pickled models too
+        (saving_library, "_load_model_from_dir"),
+        (h5_format, "load_model_from_hdf5"),
     ):
         _wrap(module, load, _loading)
 

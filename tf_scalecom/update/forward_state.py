@@ -14,12 +14,12 @@ Metrics are left alone: a NaN in the data is to be seen in the logs.
 """
 
 import dataclasses
-import threading
 import weakref
 
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
+from tf_scalecom.compat.keras_objects import in_training_call
+from tf_scalecom.compat.tensorflow_runtime import graph_of_step
 from tf_scalecom.fit.empty_batches import finite_if, finite_or
 
 _ATTRIBUTE = "_tf_scalecom_assigned"
@@ -47,8 +47,8 @@ def before_assignment(variable, value: tf.Tensor) -> tf.Tensor:
     if not _is_state(variable) or tf.distribute.get_replica_context() is None:
         return value
     graph = tf.compat.v1.get_default_graph()
-    step_graph = _graph_of_step()
-    if tf.executing_eagerly() and step_graph is None and not _in_training_call():
+    step_graph = graph_of_step()
+    if tf.executing_eagerly() and step_graph is None and not in_training_call():
         # By a callback, or from a file.
         _assigned_in(graph).pop(id(variable._value.handle), None)
         return value
@@ -58,7 +58,7 @@ def before_assignment(variable, value: tf.Tensor) -> tf.Tensor:
     empty = is_empty_here() if is_empty_here else None
     if empty is not None:
         value = finite_if(empty, lambda: before, value)
-    inside = graph is not step_graph and (step_graph is not None or _in_training_call())
+    inside = graph is not step_graph and (step_graph is not None or in_training_call())
     return finite_or(before, value) if inside and not tf.executing_eagerly() else value
 
 
@@ -91,17 +91,6 @@ def _is_state(variable):
         and variable.aggregation in ("none", "mean")
         and tf.as_dtype(variable._value.dtype).is_floating
     )
-
-
-def _graph_of_step():
-    """The graph that a strategy's step was begun in; None outside of one, or without a strategy."""
-    # TensorFlow runs each replica in a thread of its own, which knows it.
-    return getattr(threading.current_thread(), "graph", None)
-
-
-def _in_training_call():
-    call = global_state.get_global_attribute("current_call_ctx")
-    return call is not None and bool(call.training)
 
 
 def _remember(variable, graph):

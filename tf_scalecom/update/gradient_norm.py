@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import control_flow_util, resource_variable_ops
+
+from tf_scalecom.compat.tensorflow_runtime import ResourceVariable, compiled_by_xla
 
 _NEVER = tf.int64.max  # no step has this number
 
@@ -20,9 +20,9 @@ class GradientNorm:
         self._takes_part = False
         # Of this process alone, and no state to save.
         with tf.init_scope(), tf.device("CPU:0"):
-            self._norm = resource_variable_ops.ResourceVariable(float("nan"), dtype=tf.float32)
-            self._every = resource_variable_ops.ResourceVariable(1, dtype=tf.int64)
-            self._next = resource_variable_ops.ResourceVariable(_NEVER, dtype=tf.int64)
+            self._norm = ResourceVariable(float("nan"), dtype=tf.float32)
+            self._every = ResourceVariable(1, dtype=tf.int64)
+            self._next = ResourceVariable(_NEVER, dtype=tf.int64)
 
     def start(self, every: int) -> bool:
         """Forgets what was measured, measures the next step, and then one in `every`.
@@ -54,7 +54,7 @@ class GradientNorm:
         """
         if not self._takes_part:
             return
-        if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
+        if compiled_by_xla():
             return  # what XLA compiles cannot write where the host reads
         step = tf.cast(step, tf.int64)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_scalecom.compat.keras_objects import place_of
 from tf_scalecom.workers.agreement import VARIABLE, describe_optimizer, require_same_iterations
 
 _ADVICE = (
@@ -103,7 +104,7 @@ def reducing(extended, count: int | None = None) -> Iterator[None]:
 def _identity(variable, optimizer):
     number = tf.distribute.get_strategy().extended.number_of(variable)
     # One that was loaded from a file is known by its place.
-    return f"place {optimizer._get_variable_index(variable)}" if number is None else number
+    return f"place {place_of(variable, optimizer)}" if number is None else number
 
 
 def _kind(gradient):

@@ -8,9 +8,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_utils
-from tensorflow.python.ops import resource_variable_ops
 
+from tf_scalecom.compat.tensorflow_distribute import sum_on_device
+from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 from tf_scalecom.reduction.exchange import Exchanged
 from tf_scalecom.reduction.method import Gradient, Method
 from tf_scalecom.wire.plan import Plan
@@ -43,9 +43,7 @@ def variables_of_worker(extended) -> Iterator[None]:
     def create(next_creator, initial_value=None, **kwargs):
         wanted = ("dtype", "trainable", "name", "shape")
         with tf.init_scope(), tf.device(extended.worker_devices[0]):
-            return resource_variable_ops.ResourceVariable(
-                initial_value, **{key: kwargs.get(key) for key in wanted}
-            )
+            return ResourceVariable(initial_value, **{key: kwargs.get(key) for key in wanted})
 
     with tf.variable_creator_scope(create):
         yield
@@ -74,10 +72,7 @@ def exchange(
     """
     devices = extended.worker_devices
     with tf.device(devices[0]):
-        summed = [
-            cross_device_utils.aggregate_tensors_or_indexed_slices(parts)
-            for parts in zip(*gradients, strict=True)
-        ]
+        summed = [sum_on_device(parts) for parts in zip(*gradients, strict=True)]
     if extended._num_workers == 1:
         plan = plan.without_compression()
     ops = extended.worker_cross_device_ops

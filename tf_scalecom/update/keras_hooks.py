@@ -8,27 +8,18 @@ import functools
 
 import keras
 
+from tf_scalecom.compat.hooks import wrap
 from tf_scalecom.update import forward_state, gradient_sets
 
 
 @functools.cache
 def install() -> None:
     """Has Keras call this package; later calls do nothing."""
-    _wrap(keras.Variable, "_direct_assign", _assign)
-    _wrap(keras.optimizers.Optimizer, "_filter_empty_gradients", _filter_empty_gradients)
+    wrap(keras.Variable, "_direct_assign", _assign)
+    wrap(keras.optimizers.Optimizer, "_filter_empty_gradients", _filter_empty_gradients)
     scaled = keras.optimizers.LossScaleOptimizer
-    _wrap(scaled, "_stateful_handle_non_finite_grads", _skip)
-    _wrap(scaled, "apply", _apply_scaled)
-
-
-def _wrap(owner, name, function):
-    method = getattr(owner, name)
-
-    @functools.wraps(method)
-    def wrapped(self, *args, **kwargs):
-        return function(method, self, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
+    wrap(scaled, "_stateful_handle_non_finite_grads", _skip)
+    wrap(scaled, "apply", _apply_scaled)
 
 
 def _assign(assign, variable, value):

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.ops import resource_variable_ops
+
+from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 
 # Half the distance between the two largest float32 numbers. Together with less than this no finite
 # gradient overflows.
@@ -27,7 +28,7 @@ class ResidualReset:
         self._is_said = False
         # Of this process alone, and no state to save.
         with tf.init_scope(), tf.device("CPU:0"):
-            self._count = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
+            self._count = ResourceVariable(0, dtype=tf.int64)
 
     @property
     def count(self) -> int:

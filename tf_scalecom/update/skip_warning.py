@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import control_flow_util, resource_variable_ops
+
+from tf_scalecom.compat.tensorflow_runtime import ResourceVariable, compiled_by_xla
 
 STEPS_IN_A_ROW = 25
 
@@ -22,8 +22,8 @@ class SkipWarning:
         self._advice = advice
         # Of this process alone, and no state to save: all workers skip the same steps.
         with tf.init_scope(), tf.device("CPU:0"):
-            self._count = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
-            self._next = resource_variable_ops.ResourceVariable(-1, dtype=tf.int64)
+            self._count = ResourceVariable(0, dtype=tf.int64)
+            self._next = ResourceVariable(-1, dtype=tf.int64)
 
     def count(self, step, next_step) -> tf.Tensor | None:
         """Counts a skipped step. Call it where the step is skipped, in cross-replica context.
@@ -36,7 +36,7 @@ class SkipWarning:
             int64 scalar, the steps skipped in a row, this one included; None where XLA compiles,
             which can neither count on the host nor log.
         """
-        if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
+        if compiled_by_xla():
             return None
         continues = tf.equal(tf.cast(step, tf.int64), self._next)
         count = tf.where(continues, self._count + 1, 1)

@@ -9,10 +9,14 @@ output, the sequence length for a dense layer applied at each position, 1 for on
 import gc
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import keras
+import keras
+
+from tf_scalecom.compat.keras_objects import (
+    is_convolution,
+    own_trainable_variables,
+    shapes_built_for,
+)
 
 # (positions up to which the ratio holds, ratio), in rising order.
 RULE = ((128, 400), (196, 50), (math.inf, 25))
@@ -23,7 +27,7 @@ def ratio_for_positions(positions: int) -> int:
     return next(ratio for limit, ratio in RULE if positions <= limit)
 
 
-def auto_ratios(variables: Sequence["keras.Variable"], paths: Sequence[str]) -> list[int]:
+def auto_ratios(variables: Sequence[keras.Variable], paths: Sequence[str]) -> list[int]:
     """Ratios of the variables of a built model; the first convolution's kernel gets 1.
 
     Args:
@@ -35,7 +39,7 @@ def auto_ratios(variables: Sequence["keras.Variable"], paths: Sequence[str]) -> 
     """
     owners = _owners(variables)
     first_convolution = next(
-        (i for i, v in enumerate(variables) if _is_convolution(owners.get(id(v)))), None
+        (i for i, v in enumerate(variables) if is_convolution(owners.get(id(v)))), None
     )
     ratios = []
     for i, (variable, path) in enumerate(zip(variables, paths, strict=True)):
@@ -47,16 +51,14 @@ def auto_ratios(variables: Sequence["keras.Variable"], paths: Sequence[str]) -> 
     return ratios
 
 
-def _owners(variables) -> dict[int, "keras.layers.Layer"]:
+def _owners(variables) -> dict[int, keras.layers.Layer]:
     """Maps id(variable) to the layer that applies it to a sample.
 
     An optimizer is handed variables, and neither they nor the call lead back to their layers; the
     live objects of the process do. Done once, at build.
     """
-    import keras
-
     layers = [o for o in gc.get_objects() if isinstance(o, keras.layers.Layer)]
-    owners = {id(v): layer for layer in layers for v in layer._trainable_variables}
+    owners = {id(v): layer for layer in layers for v in own_trainable_variables(layer)}
     for layer in layers:
         if isinstance(layer, keras.layers.RNN):  # A cell sees one position, its layer them all.
             owners.update((id(v), layer) for v in layer.trainable_variables)
@@ -64,21 +66,6 @@ def _owners(variables) -> dict[int, "keras.layers.Layer"]:
             # Its last layer sees heads, not positions; there are as many of these as queries.
             owners.update((id(v), layer) for v in layer.output_dense.trainable_variables)
     return {id(v): owners[id(v)] for v in variables if id(v) in owners}
-
-
-def _is_convolution(layer) -> bool:
-    """Whether a layer uses its weights once at each position of its output, not its input."""
-    import keras
-
-    kinds = keras.src.layers.convolutional
-    return isinstance(
-        layer,
-        (
-            kinds.base_conv.BaseConv,
-            kinds.base_depthwise_conv.BaseDepthwiseConv,
-            kinds.base_separable_conv.BaseSeparableConv,
-        ),
-    )
 
 
 def _positions(layer, path) -> int:
@@ -95,15 +82,13 @@ def _positions(layer, path) -> int:
 
 def _shape_of_positions(layer) -> tuple | None:
     """Shape of the positions of a sample at which a layer's weights are used."""
-    import keras
-
-    shapes = layer._build_shapes_dict or {}
+    shapes = shapes_built_for(layer)
     if not shapes:
         return None
     input_shape = tuple(next(iter(shapes.values())))
     if isinstance(layer, keras.layers.Embedding):
         return ()  # A row is used where its word stands, hardly ever twice in a sample.
-    if _is_convolution(layer):
+    if is_convolution(layer):
         output_shape = layer.compute_output_shape(input_shape)
         channels_last = layer.data_format == "channels_last"
         return tuple(output_shape[1:-1] if channels_last else output_shape[2:])

@@ -6,7 +6,6 @@ import numbers
 import re
 from collections.abc import Mapping, Sequence
 
-from tf_scalecom.wire.auto_ratio import auto_ratios
 from tf_scalecom.wire.dtypes import VALUE_DTYPES
 from tf_scalecom.wire.layout import Layout, tensor_layout, unique_paths
 from tf_scalecom.wire.selection import SELECTIONS
@@ -87,6 +86,8 @@ class CompressionConfig:
 
     def _ratios(self, variables, paths):
         if self.compression_ratio == "auto":
+            from tf_scalecom.wire.auto_ratio import auto_ratios  # which needs Keras, and its layers
+
             return auto_ratios(variables, paths)
         if isinstance(self.compression_ratio, Mapping):
             for pattern in self.compression_ratio:

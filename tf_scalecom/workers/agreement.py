@@ -5,19 +5,17 @@ for each other in collectives that do not match, or train on with different numb
 """
 
 import re
-import sys
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_scalecom.compat.keras_objects import learning_rate_class
+
 # Key of a description for the path of the variable that it describes. People are shown it; it is
 # not compared, as each process counts Keras's names up for itself.
 VARIABLE = "variable's path"
-
-_CREATE = keras.Variable._initialize.__code__
 
 _SAME_ITERATIONS = (
     "`iterations` says which replica leads a step and what a schedule gives: restore an optimizer, "
@@ -110,7 +108,7 @@ def describe_optimizer(optimizer: keras.optimizers.Optimizer, constant_rate: boo
         inner = getattr(optimizer, "inner_optimizer", None)
         config = {
             "class_name": type(optimizer).__name__,
-            "learning_rate": type(optimizer._learning_rate).__name__,
+            "learning_rate": learning_rate_class(optimizer),
             "inner_optimizer": None if inner is None else describe_optimizer(inner),
         }
         for name, value in vars(optimizer).items():
@@ -164,17 +162,6 @@ def require_same_iterations(workers, optimizers: Iterable[keras.optimizers.Optim
     with tf.init_scope():
         steps = [int(optimizer.iterations.numpy()) for optimizer in optimizers]
     workers.require_alike("the optimizers", {"iterations": steps}, _SAME_ITERATIONS)
-
-
-def path_of_new_variable(name: str | None) -> str:
-    """Path of the Keras variable that the caller's callers are creating; else `name`, "" for None.
-
-    Keras tells TensorFlow the last part of it alone, the same for all kernels of a model.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _CREATE:
-        frame = frame.f_back
-    return frame.f_locals["self"].path if frame else name or ""
 
 
 def _flattened(structure, place="", path="") -> Iterator[tuple[str, object, str]]:

@@ -22,8 +22,9 @@ import contextlib
 import hashlib
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_utils, device_util
-from tensorflow.python.ops import collective_ops, resource_variable_ops
+
+from tf_scalecom.compat import tensorflow_distribute
+from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 
 # CollectiveKeys counts the keys of variable creation upwards from 100: stay clear of them.
 _FIRST_KEY = 2**30
@@ -32,7 +33,7 @@ _KEY_SPACE = 2**30
 # Sizes of the form m * 2**e with 8 <= m < 16 pad by at most one eighth. Sizes from 2**(e + 3) on
 # need exponent e; 512 is more than the number of such sizes below 2**62.
 _EXPONENT_THRESHOLDS = [2**power for power in range(4, 62)]
-_NUM_BUCKETS = 512
+_NUM_SIZE_CLASSES = 512
 
 # What the runtime's gather and broadcast cannot move, and travels as something else: as numbers
 # that can hold it,
@@ -115,7 +116,7 @@ class InstanceKeys:
         )
 
 
-class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
+class CollectiveLauncher(tensorflow_distribute.CollectiveReplicaLauncher):
     """Launches collectives on one replica, in eager mode and in graphs, conds and loops included.
 
     Attributes:
@@ -132,11 +133,11 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         super().__init__(group_key, group_size, collective_keys, device, options)
         self._keys = InstanceKeys()
         self._steps = {}
-        self._host_device = device_util.get_host_for_device(device)
+        self._host_device = tensorflow_distribute.device_of_host(device)
         with tf.init_scope(), tf.device(self._host_device):
-            self.begun = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
-            self.ended = resource_variable_ops.ResourceVariable(0, dtype=tf.int64)
-            self.key = resource_variable_ops.ResourceVariable(0, dtype=tf.int32)
+            self.begun = ResourceVariable(0, dtype=tf.int64)
+            self.ended = ResourceVariable(0, dtype=tf.int64)
+            self.key = ResourceVariable(0, dtype=tf.int32)
 
     def last_call(self):
         """The call that began last, in words that are the same on all replicas; and what for."""
@@ -176,7 +177,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         """
         tensors = {i: v for i, v in enumerate(values) if not isinstance(v, tf.IndexedSlices)}
         places = list(reversed(tensors))
-        packs = cross_device_utils.group_by_size(
+        packs = tensorflow_distribute.group_by_size(
             [tensors[i] for i in places], self._options.bytes_per_pack
         )
         sums = dict(zip(places, self.batch_all_reduce(packs), strict=True))
@@ -224,7 +225,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
                 key = self._keys.first(signature)
                 return self._launch(self._all_reduce_v2, tensor, key, options)
             signature = ("reduce", tensor.dtype.name, "any", site)
-            size, key = self._bucket(tf.size(tensor, out_type=tf.int64), signature)
+            size, key = self._size_class(tf.size(tensor, out_type=tf.int64), signature)
             padded = _pad_flat(tensor, size)
             reduced = self._launch(self._all_reduce_v2, padded, key, options)
             return tf.ensure_shape(
@@ -285,11 +286,11 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
 
         def send():
             with tf.device(self._device):
-                return self._launch(collective_ops.broadcast_send_v2, value(), key, options)
+                return self._launch(tensorflow_distribute.broadcast_send, value(), key, options)
 
         def receive():
             def receive_value(shape, **arguments):
-                return collective_ops.broadcast_recv_v2(shape, wire_dtype, **arguments)
+                return tensorflow_distribute.broadcast_receive(shape, wire_dtype, **arguments)
 
             with tf.device(self._device):
                 return self._launch(receive_value, shape, key, options)
@@ -387,7 +388,7 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         row_size = tf.reduce_prod(tf.cast(row_shape, tf.int64))
         counts = tf.cast(counts, tf.int64)
         signature = ("gather", wire_dtype.name, "any", site)
-        size, key = self._bucket(tf.reduce_max(counts) * row_size, signature)
+        size, key = self._size_class(tf.reduce_max(counts) * row_size, signature)
         gathered = self._launch(
             self._all_gather_v2, _pad_flat(tf.cast(rows, wire_dtype), size), key, options
         )
@@ -402,26 +403,26 @@ class CollectiveLauncher(cross_device_utils.CollectiveReplicaLauncher):
         )
         return tf.cast(tf.reshape(tf.concat(parts, axis=0), shape), rows.dtype)
 
-    def _bucket(self, num_elements, signature):
+    def _size_class(self, num_elements, signature):
         """Returns the size to pad `num_elements` (int64 scalar) to, and that size's key."""
         with tf.device(self._host_device):
             exponent = tf.reduce_sum(tf.cast(num_elements >= _EXPONENT_THRESHOLDS, tf.int64))
             unit = tf.bitwise.left_shift(tf.constant(1, tf.int64), exponent)
             multiple = tf.maximum((num_elements + unit - 1) // unit, 1)
-            bucket = tf.cast(8 * exponent + multiple, tf.int32)
-            return multiple * unit, self._keys.first(signature, _NUM_BUCKETS) + bucket
+            size_class = tf.cast(8 * exponent + multiple, tf.int32)
+            return multiple * unit, self._keys.first(signature, _NUM_SIZE_CLASSES) + size_class
 
     # The token is what tells automatic control dependencies that these calls concern this replica
     # alone. Without it they would have the call on one device of this process wait for the end of
     # the same call on another.
 
     def _all_reduce_v2(self, operand, **arguments):
-        return collective_ops.all_reduce_v2(
+        return tensorflow_distribute.all_reduce(
             operand, ordering_token=self._ordering_token.handle, **arguments
         )
 
     def _all_gather_v2(self, operand, **arguments):
-        return collective_ops.all_gather_v2(
+        return tensorflow_distribute.all_gather(
             operand, ordering_token=self._ordering_token.handle, **arguments
         )
 

@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from tf_scalecom.compat.tensorflow_runtime import eager_context
 from tf_scalecom.workers import worker_notes
 from tf_scalecom.workers.collectives import CollectiveLauncher
 from tf_scalecom.workers.failure_cause import LastWords
@@ -171,7 +171,7 @@ class Watchdog:
         )
 
     def _abort(self, code, message):
-        context.context().abort_collective_ops(code, f"tf_scalecom: {self._name} {message}")
+        eager_context().abort_collective_ops(code, f"tf_scalecom: {self._name} {message}")
 
 
 def _full_name(task):
@@ -184,7 +184,7 @@ def _fault(task):
     """What is wrong with the process of a task; None if it answers."""
     name = _full_name(task).replace("/task", "/replica:0/task")
     try:
-        context.context().check_collective_ops_peer_health(name, int(_ANSWER_SECONDS * 1000))
+        eager_context().check_collective_ops_peer_health(name, int(_ANSWER_SECONDS * 1000))
     except tf.errors.DeadlineExceededError:
         return _SILENT
     except tf.errors.UnavailableError:

@@ -4,7 +4,8 @@ import contextlib
 import threading
 
 import tensorflow as tf
-from tensorflow.python.eager import context
+
+from tf_scalecom.compat.tensorflow_runtime import eager_context
 
 _READ_SECONDS = 1.0
 _STOP_SECONDS = 2.0
@@ -46,15 +47,15 @@ class Notice:
             text = self.text
             with contextlib.suppress(tf.errors.OpError):  # all it is good for are messages
                 # What is there already cannot be overwritten.
-                context.context().delete_config_key_value(self._key)
+                eager_context().delete_config_key_value(self._key)
                 if text is not None:
-                    context.context().set_config_key_value(self._key, text)
+                    eager_context().set_config_key_value(self._key, text)
 
 
 def read(task: str) -> str | None:
     """The notice of a peer; None if there is none, or no answer within a second."""
     try:
-        return context.context().get_config_key_value(_key(task), int(_READ_SECONDS * 1000))
+        return eager_context().get_config_key_value(_key(task), int(_READ_SECONDS * 1000))
     except tf.errors.OpError:
         return None
 
