@@ -78,8 +78,12 @@ def own_names(tree: ast.AST) -> set[str]:
     return found
 
 
+# Public, whatever their first letter.
+OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields"}
+
+
 def undeclared(tree: ast.AST) -> set[str]:
-    return private_uses(tree) - own_names(tree) - DECLARED
+    return private_uses(tree) - own_names(tree) - DECLARED - OF_NAMED_TUPLES
 
 
 def frames_read(tree: ast.AST) -> list[str]:
