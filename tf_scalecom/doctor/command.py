@@ -36,5 +36,7 @@ def run_command(_: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from tf_scalecom.doctor import examination  # imports TensorFlow
 
     report = examination.examine(args.bandwidth, args.timeout)
-    print(json.dumps(report, indent=2) if args.json else examination.as_text(report, args.bandwidth))
+    print(
+        json.dumps(report, indent=2) if args.json else examination.as_text(report, args.bandwidth)
+    )
     return 1 if report["problems"] else 0
