@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from matrix import FLOOR, FRAMEWORKS, MODELS, MWMS, TORCH_FLOOR, Cell
 
+from tf_scalecom.base.whole_files import write_whole
+
 # Ethernet 14, IPv4 20, TCP with time stamps 32.
 _HEADER_BYTES = 66
 
@@ -58,9 +60,8 @@ def save(cell: Cell, results: pathlib.Path, **measured) -> None:
     """Writes a cell's result: whole, or not at all."""
     path = path_of(cell, results)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"cell": dataclasses.asdict(cell), **measured}, indent=1))
-    part.replace(path)
+    text = json.dumps({"cell": dataclasses.asdict(cell), **measured}, indent=1)
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def load(plan: Sequence[Cell], results: pathlib.Path) -> dict[Cell, dict]:

@@ -8,7 +8,8 @@ Local top-k: each learner its own selection, so the union grows. CLT-k: the lead
 
 from report_runs import late_mean, save, simulated
 
-from tf_scalecom.simulate import SimulationConfig, plots
+from tf_scalecom.base.pictures import pyplot
+from tf_scalecom.simulate import SimulationConfig
 
 LEARNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 METHODS = {"dense": "dense", "local_top_k": "local top-k", "clt_k": "CLT-k"}
@@ -54,7 +55,7 @@ def main():
 
 def draw(sent, unions):
     """Bytes on the left, unions on the right."""
-    figure, (left, right) = plots.pyplot().subplots(1, 2, figsize=(11, 4))
+    figure, (left, right) = pyplot().subplots(1, 2, figsize=(11, 4))
     for method, label in METHODS.items():
         left.plot(LEARNERS, [b / 1e6 for b in sent[method]], marker=".", label=label)
     left.set_ylabel("MB sent per learner and step (formula)")

@@ -10,7 +10,7 @@ the same by chunk-wise selection.
 from likeness import RATES, config
 from report_runs import column, late_mean, save, simulated
 
-from tf_scalecom.simulate import plots
+from tf_scalecom.base.pictures import pyplot
 
 RATE = RATES["8 times the rate"]
 RUNS = {
@@ -27,7 +27,7 @@ def main():
     folders = simulated(list(RUNS.values()))
     print("| selection | Hamming / 2k | bound | measured | exact top-k (gamma0) |")
     print("|---|---|---|---|---|")
-    figure, axes = plots.pyplot().subplots(1, len(RUNS), figsize=(13, 3.6), sharey=True)
+    figure, axes = pyplot().subplots(1, len(RUNS), figsize=(13, 3.6), sharey=True)
     for axis, (name, run_config) in zip(axes, RUNS.items(), strict=True):
         folder = folders[run_config]
         names = ("hamming_distance", *MEASURES)

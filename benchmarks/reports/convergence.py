@@ -11,6 +11,7 @@ import numpy as np
 from experiments import CONVERGENCE, CURVES, Experiment
 from report_runs import save
 
+from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate import plots
 from tf_scalecom.simulate.run_files import EVALUATIONS
 
@@ -33,7 +34,7 @@ def main():
     """Runs, draws: the mean of the seeds, and a band from the least to the greatest."""
     panels = {experiment: curves(experiment) for experiment in CONVERGENCE}
     rows = -(-len(panels) // 2)
-    figure, axes = plots.pyplot().subplots(rows, 2, figsize=(13, 4.2 * rows), squeeze=False)
+    figure, axes = pyplot().subplots(rows, 2, figsize=(13, 4.2 * rows), squeeze=False)
     for axis, (experiment, arms) in zip(axes.flat, panels.items(), strict=False):
         for arm, (steps, values) in arms.items():
             (line,) = axis.plot(steps, values.mean(axis=0), marker=".", label=arm)

@@ -8,6 +8,7 @@ that, each with beta 1, 0.3 and 0.1.
 
 from report_runs import column, late_mean, save, simulated
 
+from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate import SimulationConfig, plots
 
 RATES = {"base rate": 0.05, "8 times the rate": 0.4}
@@ -46,7 +47,7 @@ def main():
         _, accuracy = plots.column(folder, "evaluations.csv", "accuracy")
         print(f"| {name} | {beta} | {cosine:.2f} | {hamming:.2f} | {100 * accuracy[-1]:.1f} % |")
 
-    figure, axes = plots.pyplot().subplots(1, 2, figsize=(11, 4))
+    figure, axes = pyplot().subplots(1, 2, figsize=(11, 4))
     for axis, (measure, title) in zip(axes, MEASURES.items(), strict=True):
         for (name, beta), run_config in configs.items():
             axis.plot(

@@ -16,7 +16,7 @@ import math
 import pathlib
 import sys
 
-from tf_scalecom.forecast import Cluster, Exchange, Scenario, performance, plots
+from tf_scalecom.forecast import Exchange, Hardware, Scenario, performance, plots
 from tf_scalecom.forecast.load import layouts_of
 from tf_scalecom.forecast.performance import step_time
 from tf_scalecom.wire.layout import Layout, tensor_layout
@@ -96,7 +96,7 @@ def cells(measured: dict[tuple, dict]) -> list[Cell]:
             1e3
             * step_time(
                 exchange(model, workers, arm),
-                cluster(measured, (model, workers, rate, arm), of_runtime),
+                hardware(measured, (model, workers, rate, arm), of_runtime),
                 row["floor_ms"] / 1e3,
             ).step_seconds
             for of_runtime in (costs, Runtime(0.0, 0.0))
@@ -120,7 +120,7 @@ def runtime(measured: dict[tuple, dict], model: str, workers: int) -> Runtime:
     for arm in CALIBRATING_ARMS:
         key = (model, workers, CALIBRATING_RATE, arm)
         moved = exchange(model, workers, arm)
-        alone = step_time(moved, cluster(measured, key, Runtime(0.0, 0.0)), 0.0).step_seconds
+        alone = step_time(moved, hardware(measured, key, Runtime(0.0, 0.0)), 0.0).step_seconds
         rest = (measured[key]["ms"] - measured[key]["floor_ms"]) / 1e3 - alone
         equations.append((moved.messages, moved.path_bytes, rest))
     (m1, b1, t1), (m2, b2, t2) = equations
@@ -130,11 +130,11 @@ def runtime(measured: dict[tuple, dict], model: str, workers: int) -> Runtime:
     return Runtime(message, (t1 - m1 * message) / b1)
 
 
-def cluster(measured: dict[tuple, dict], key: tuple, costs: Runtime) -> Cluster:
+def hardware(measured: dict[tuple, dict], key: tuple, costs: Runtime) -> Hardware:
     """The benchmark's network and memory, as its own run measured them."""
     model, workers, rate, _ = key
     row, ours = measured[key], measured[model, workers, rate, OURS]
-    return Cluster(
+    return Hardware(
         workers=workers,
         link_bytes_per_second=1e9 * row["payload_mb"] / row["wire_ms"],
         message_seconds=costs.message_seconds,
@@ -195,7 +195,7 @@ def paper_figures() -> list[PaperFigure]:
     figures = []
     for batch, (at_100, at_300) in PAPER_SPEED_UPS.items():
         bandwidth = (dense.path_bytes - at_300 * sparse.path_bytes) / (at_300 - 1)
-        of = Cluster(PAPER_WORKERS, bandwidth, 0.0, math.inf)
+        of = Hardware(PAPER_WORKERS, bandwidth, 0.0, math.inf)
         slow, fast = (step_time(moved, of, 3.0).step_seconds for moved in (dense, sparse))
         figures.append(PaperFigure(f"speed-up at 100 TFLOP/s, {batch}", at_100, slow / fast))
     for workers in (PAPER_WORKERS, 1_000, 10_000):
@@ -217,7 +217,7 @@ def communication_share(workers: int) -> float:
     dense, _ = paper_exchanges(PAPER_WORKERS)
     _, sparse = paper_exchanges(workers)
     bandwidth = dense.path_bytes * (1 - PAPER_SHARE) / PAPER_SHARE
-    time = step_time(sparse, Cluster(workers, bandwidth, 0.0, math.inf), 1.0)
+    time = step_time(sparse, Hardware(workers, bandwidth, 0.0, math.inf), 1.0)
     return time.wire_seconds / time.step_seconds
 
 
@@ -232,10 +232,10 @@ def paper_exchanges(workers: int) -> tuple[Exchange, Exchange]:
     )
 
 
-def large_cluster(message_seconds: float) -> Scenario:
+def large_hardware(message_seconds: float) -> Scenario:
     """ResNet-50, 32 images a replica at 40 % of 100 TFLOP/s; workers of 8 such replicas."""
     layouts = layouts_of(build_resnet(50, (224, 224, 3), 1000), [100.0], ["float32"])
-    cluster = Cluster(
+    hardware = Hardware(
         workers=16,
         link_bytes_per_second=100e9 / 8,
         message_seconds=message_seconds,
@@ -243,7 +243,7 @@ def large_cluster(message_seconds: float) -> Scenario:
         replicas_per_worker=8,
         inside_bytes_per_second=2_400e9 / 8,
     )
-    return Scenario(layouts, cluster, compute_seconds=20e-3, bucket_bytes=1 << 30)
+    return Scenario(layouts, hardware, compute_seconds=20e-3, bucket_bytes=1 << 30)
 
 
 def main():
@@ -252,7 +252,7 @@ def main():
     into_page("measured", step_table(predicted))
     into_page("paper", paper_table(paper_figures()))
     for name, message_seconds in (("plan.png", 10e-6), ("plan_no_latency.png", 0.0)):
-        if not plots.draw(large_cluster(message_seconds), PICTURES / name):
+        if not plots.draw(large_hardware(message_seconds), PICTURES / name):
             sys.exit("Expected matplotlib to draw; received none: pip install matplotlib.")
     print(PAGE.relative_to(ROOT))
 

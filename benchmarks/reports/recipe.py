@@ -18,7 +18,7 @@ from experiments import CONVERGENCE, CURVES, EXPERIMENTS, Experiment
 from paired import deficit, estimate, text
 from report_runs import ROOT, save
 
-from tf_scalecom.simulate import plots
+from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate.run_files import EVALUATIONS, RECORDS, read_result, read_table
 
 TABLE = ROOT / "docs" / "data" / "recipe.csv"
@@ -122,9 +122,9 @@ def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
     """One panel an experiment, figure against bytes: dense, the recipe, its warm-ups, the rival."""
     columns = 2
     rows = -(-len(tables) // columns)
-    figure, axes = plots.pyplot().subplots(rows, columns, figsize=(13, 4.2 * rows), squeeze=False)
+    figure, axes = pyplot().subplots(rows, columns, figsize=(13, 4.2 * rows), squeeze=False)
     for axis, (experiment, found) in zip(axes.flat, tables.items(), strict=False):
-        axis.set_prop_cycle(color=plots.pyplot().get_cmap("tab20").colors)  # of many arms
+        axis.set_prop_cycle(color=pyplot().get_cmap("tab20").colors)  # of many arms
         for arm, runs in found.items():
             if arm not in CURVES and not arm.startswith(("recipe with", "PowerSGD")):
                 continue

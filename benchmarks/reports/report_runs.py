@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate import SimulationConfig, load_task, plots, run_all
 from tf_scalecom.simulate.run_files import RECORDS, read_result
 
@@ -26,7 +27,7 @@ def simulated(
     configs: Sequence[SimulationConfig], task: str = "image"
 ) -> dict[SimulationConfig, pathlib.Path]:
     """Makes the runs that are not done yet; config -> folder."""
-    if plots.pyplot() is None:
+    if pyplot() is None:
         sys.exit("Expected matplotlib to draw the report; received none: pip install matplotlib.")
     tf.get_logger().setLevel("ERROR")
     folders = run_all(load_task(TASKS[task]), configs, RUNS / task)

@@ -13,6 +13,7 @@ import pathlib
 import numpy as np
 from report_runs import save, simulated
 
+from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate import SimulationConfig, plots
 from tf_scalecom.simulate.run_files import EVALUATIONS
 
@@ -59,7 +60,7 @@ def main():
         cells = [f"{taken[m, n]:.0f} | {taken[m, n] * n / 2:.0f}" for m in METHODS]
         print(f"| {n} | {' | '.join(cells)} |")
 
-    figure, axis = plots.pyplot().subplots(figsize=(6, 4))
+    figure, axis = pyplot().subplots(figsize=(6, 4))
     for method in METHODS:
         axis.plot(LEARNERS, [taken[method, n] for n in LEARNERS], marker=".", label=method)
     first = taken["dense", LEARNERS[0]]

@@ -1,12 +1,13 @@
 """Words and pieces of words of both languages as numbers: byte-pair encoding by SentencePiece."""
 
-import os
+import functools
 import pathlib
-import tempfile
 from collections.abc import Iterable, Sequence
 
 import sentencepiece
 import transformer
+
+from tf_scalecom.base.whole_files import write_whole
 
 
 class Subwords:
@@ -53,19 +54,18 @@ def learn(sentences: Iterable[str], vocabulary_size: int, model_file: pathlib.Pa
     """
     if not model_file.exists():
         model_file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=model_file.parent, delete=False) as scratch:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(sentences),
-                model_writer=scratch,
-                model_type="bpe",
-                vocab_size=vocabulary_size,
-                hard_vocab_limit=False,
-                num_threads=1,
-                pad_id=transformer.PADDING,
-                bos_id=transformer.BEGIN,
-                eos_id=transformer.END,
-                unk_id=transformer.UNKNOWN,
-                minloglevel=1,
-            )
-        os.replace(scratch.name, model_file)
+        train = functools.partial(
+            sentencepiece.SentencePieceTrainer.train,
+            sentence_iterator=iter(sentences),
+            model_type="bpe",
+            vocab_size=vocabulary_size,
+            hard_vocab_limit=False,
+            num_threads=1,
+            pad_id=transformer.PADDING,
+            bos_id=transformer.BEGIN,
+            eos_id=transformer.END,
+            unk_id=transformer.UNKNOWN,
+            minloglevel=1,
+        )
+        write_whole(model_file, lambda file: train(model_writer=file))
     return Subwords(model_file)

@@ -92,15 +92,15 @@ def test_rooms_in_plain_python_import_no_tensorflow():
     assert python(f"import sys, {', '.join(rooms)}\n{SAY_HEAVY}") == "[]"
 
 
-@pytest.mark.parametrize("name", sc.__all__)
-def test_every_public_name_comes_with_its_first_use(name):
-    code = f"""
+def test_public_names_come_with_their_first_use():
+    code = """
 import sys
 import tf_scalecom as sc
-assert not {{"tensorflow", "keras"}} & set(sys.modules)
-assert {name!r} in dir(sc)
-from tf_scalecom import {name}
-print(sc.{name} is {name})
+assert set(sc.__all__) <= set(dir(sc))
+assert not {"tensorflow", "keras"} & set(sys.modules)
+from tf_scalecom import *
+assert "tensorflow" in sys.modules
+print(all(globals()[name] is getattr(sc, name) for name in sc.__all__))
 """
     assert python(code) == "True"
 
@@ -143,25 +143,25 @@ def saved(tmp_path_factory):
     return paths
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("suffix", [0, 1], ids=["keras", "h5"])
 @pytest.mark.parametrize(
     "imports",
     [
         "import tf_scalecom, keras",
         "import keras, tf_scalecom",
         "import tf_scalecom, tensorflow, keras",
-        "import tensorflow, tf_scalecom, keras",
     ],
 )
-def test_a_saved_model_loads_after_the_import_of_the_package_alone(saved, imports, suffix):
+def test_a_saved_model_loads_after_the_import_of_the_package_alone(saved, imports):
     code = f"""
 import sys
 {imports}
-model = keras.saving.load_model(sys.argv[1])
-print(type(model.optimizer).__name__, model.optimizer.get_config()["compression_ratio"])
+for path in sys.argv[1:]:
+    optimizer = keras.saving.load_model(path).optimizer
+    assert type(optimizer).__name__ == "ScaleComOptimizer", path
+    assert optimizer.get_config()["compression_ratio"] == 7, path
+print("loaded")
 """
-    assert python(code, str(saved[suffix])) == "ScaleComOptimizer 7"
+    assert python(code, *map(str, saved)) == "loaded"
 
 
 @pytest.mark.parametrize("imports", ["import tf_scalecom, keras", "import keras, tf_scalecom"])

@@ -13,13 +13,13 @@ from reports import plan as plan_report
 
 import tf_scalecom as sc
 from tf_scalecom.__main__ import main
-from tf_scalecom.forecast import Cluster, Scenario, advice, forecasts, load, measure, performance
+from tf_scalecom.forecast import Hardware, Scenario, advice, forecasts, load, measure, performance
 from tf_scalecom.wire.layout import Layout, tensor_layout
 from tf_scalecom.wire.route import BUCKET_BYTES
 
 ONE_BUCKET = 1 << 30
 GBIT = 1e9 / 8
-CLUSTER = Cluster(
+HARDWARE = Hardware(
     workers=8, link_bytes_per_second=GBIT, message_seconds=1e-4, memory_bytes_per_second=2e10
 )
 
@@ -57,8 +57,8 @@ def plans(elements=1_000_000, ratios=(25, 100, 400)):
 
 
 def scenario(compute_seconds=0.01, layouts=None, bucket_bytes=ONE_BUCKET, **changes):
-    cluster = dataclasses.replace(CLUSTER, **changes)
-    return Scenario(layouts or plans(), cluster, compute_seconds, bucket_bytes)
+    hardware = dataclasses.replace(HARDWARE, **changes)
+    return Scenario(layouts or plans(), hardware, compute_seconds, bucket_bytes)
 
 
 def step_seconds(of):

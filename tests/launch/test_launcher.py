@@ -184,9 +184,8 @@ def test_the_worker_that_fails_is_named_with_its_code_and_log(launch):
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_what_a_failing_worker_says_is_shown_once(launch, quiet):
-    assert (
-        launch("print('before'); meet('said')\nif rank == 1: raise KeyError('x')", quiet=quiet) == 1
-    )
+    script = "print('before'); meet('said')\nif rank == 1: raise KeyError('x')"
+    assert launch(script, quiet=quiet) == 1
     assert launch.output.count("Traceback") == 1
     assert launch.output.count("KeyError: 'x'\n") == 1
     assert ("[worker 0] before" in launch.output) == (not quiet)

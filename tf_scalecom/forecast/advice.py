@@ -13,7 +13,7 @@ _ONE_BUCKET = 1 << 30
 
 def advice(scenario: Scenario) -> list[str]:
     """What the forecasts mean, in sentences."""
-    if scenario.cluster.workers * scenario.cluster.replicas_per_worker == 1:
+    if scenario.hardware.workers * scenario.hardware.replicas_per_worker == 1:
         return ["Compression will not help you: one replica exchanges nothing."]
     dense, half, *compressed = forecasts(scenario)
     best = max(compressed, key=_speed_up)

@@ -11,7 +11,7 @@ from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.base.text_table import text_table
 from tf_scalecom.forecast import plots
 from tf_scalecom.forecast.advice import advice, gbits
-from tf_scalecom.forecast.performance import Cluster
+from tf_scalecom.forecast.performance import Hardware
 from tf_scalecom.forecast.ways import Scenario, forecasts
 from tf_scalecom.wire.route import BUCKET_BYTES
 
@@ -151,7 +151,7 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
     except ValueError as error:
         parser.error(str(error))
     memory = args.memory_gbytes * 1e9 if args.memory_gbytes else measure.memory_bytes_per_second()
-    cluster = Cluster(
+    hardware = Hardware(
         workers=args.num_workers,
         link_bytes_per_second=args.gbits * _GBIT,
         message_seconds=args.latency_us / 1e6,
@@ -160,7 +160,7 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         replicas_per_worker=args.replicas_per_worker,
         inside_bytes_per_second=inside_gbits * _GBIT,
     )
-    scenario = Scenario(layouts, cluster, compute_seconds, args.bytes_per_pack)
+    scenario = Scenario(layouts, hardware, compute_seconds, args.bytes_per_pack)
     print(_json(scenario, args) if args.json else _text(scenario, args))
     if args.plot:
         plots.draw(scenario, args.plot)
@@ -176,18 +176,18 @@ def _check_plot(parser, path):
 
 
 def _text(scenario, args):
-    cluster = scenario.cluster
+    hardware = scenario.hardware
     source = f"measured here, batch {args.batch}" if args.batch else "given"
     memory = "given" if args.memory_gbytes else "measured here"
     replicas = (
-        f" of {cluster.replicas_per_worker} replicas" if cluster.replicas_per_worker > 1 else ""
+        f" of {hardware.replicas_per_worker} replicas" if hardware.replicas_per_worker > 1 else ""
     )
     elements = sum(tensor.elements for tensor in scenario.layouts[0][1].tensors)
     lines = [
-        f"{args.model}: {elements:,} trainable weights; {cluster.workers:,} workers{replicas}, "
+        f"{args.model}: {elements:,} trainable weights; {hardware.workers:,} workers{replicas}, "
         f"{args.gbits:g} Gbit/s, {args.latency_us:g} us a message",
         f"compute {1e3 * scenario.compute_seconds:.3g} ms ({source}), "
-        f"memory {cluster.memory_bytes_per_second / 1e9:.3g} GB/s ({memory}), "
+        f"memory {hardware.memory_bytes_per_second / 1e9:.3g} GB/s ({memory}), "
         f"{args.host_ns:g} ns of the runtime a byte",
         "",
         text_table(_HEADER, [_line(row) for row in forecasts(scenario)]),
@@ -231,14 +231,14 @@ def _json(scenario, args):
                 "break_even_bytes_per_second": _finite(row.break_even_bytes_per_second),
             }
         )
-    cluster = {name: _finite(v) for name, v in dataclasses.asdict(scenario.cluster).items()}
+    hardware = {name: _finite(v) for name, v in dataclasses.asdict(scenario.hardware).items()}
     return json.dumps(
         {
             "model": args.model,
             "compute_seconds": scenario.compute_seconds,
             "compute_measured": args.batch is not None,
             "bucket_bytes": scenario.bucket_bytes,
-            "cluster": cluster,
+            "cluster": hardware,
             "methods": methods,
             "advice": advice(scenario),
         },

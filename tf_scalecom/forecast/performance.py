@@ -25,7 +25,7 @@ _RESIDUAL_BYTES = DTYPES["float32"].bytes
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class Hardware:
     """Workers, and what moving something costs them.
 
     Attributes:
@@ -82,28 +82,30 @@ class StepTime:
         return sum(dataclasses.astuple(self))
 
 
-def step_time(exchange: Exchange, cluster: Cluster, compute_seconds: float) -> StepTime:
+def step_time(exchange: Exchange, hardware: Hardware, compute_seconds: float) -> StepTime:
     """How long a step with this exchange takes."""
     # The ring of a single worker passes no link.
-    link = cluster.link_bytes_per_second if cluster.workers > 1 else cluster.inside_bytes_per_second
+    link = (
+        hardware.link_bytes_per_second if hardware.workers > 1 else hardware.inside_bytes_per_second
+    )
     return StepTime(
         compute_seconds=compute_seconds,
-        kernel_seconds=exchange.kernel_bytes / cluster.memory_bytes_per_second,
-        inside_seconds=exchange.inside_bytes / cluster.inside_bytes_per_second,
+        kernel_seconds=exchange.kernel_bytes / hardware.memory_bytes_per_second,
+        inside_seconds=exchange.inside_bytes / hardware.inside_bytes_per_second,
         wire_seconds=exchange.path_bytes / link,
-        host_seconds=exchange.path_bytes * cluster.host_seconds_per_byte,
-        latency_seconds=exchange.messages * cluster.message_seconds,
+        host_seconds=exchange.path_bytes * hardware.host_seconds_per_byte,
+        latency_seconds=exchange.messages * hardware.message_seconds,
     )
 
 
-def break_even_bytes_per_second(contender: Exchange, dense: Exchange, cluster: Cluster) -> float:
+def break_even_bytes_per_second(contender: Exchange, dense: Exchange, hardware: Hardware) -> float:
     """The bandwidth of a link below which the contender's step is the shorter one.
 
     Returns:
         0 if it never is, infinity if it is at any bandwidth.
     """
     saved_bytes = dense.path_bytes - contender.path_bytes
-    unlimited = dataclasses.replace(cluster, link_bytes_per_second=math.inf)
+    unlimited = dataclasses.replace(hardware, link_bytes_per_second=math.inf)
     lost_seconds = (
         step_time(contender, unlimited, 0.0).step_seconds
         - step_time(dense, unlimited, 0.0).step_seconds
@@ -142,7 +144,7 @@ def compressed_exchange(
     Args:
         layout: the plan; where it compresses nothing this is `dense_exchange`.
         bucket_bytes: as in `Layout.buckets`.
-        workers, replicas_per_worker: as in `Cluster`.
+        workers, replicas_per_worker: as in `Hardware`.
     """
     n = workers * replicas_per_worker
     if n == 1 or not layout.compressed:

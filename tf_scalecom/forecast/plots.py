@@ -21,11 +21,11 @@ def draw(scenario: Scenario, path: pathlib.Path) -> bool:
     plt = pyplot()
     if plt is None:
         return False
-    cluster = scenario.cluster
-    gbits = cluster.link_bytes_per_second / _GBIT
+    hardware = scenario.hardware
+    gbits = hardware.link_bytes_per_second / _GBIT
     figure, (bandwidths, workers, both) = plt.subplots(1, 3, figsize=(15, 4.5))
     lines = _draw_methods(bandwidths, scenario, "link_bytes_per_second", _GBITS, _GBIT)
-    bandwidths.set_title(f"{cluster.workers:,} workers", fontsize=10)
+    bandwidths.set_title(f"{hardware.workers:,} workers", fontsize=10)
     _draw_methods(workers, scenario, "workers", _WORKERS, 1)
     workers.set_title(f"{gbits:g} Gbit/s", fontsize=10)
     for count in _GROUPS:
@@ -75,4 +75,4 @@ def _varied(scenario, quantity, values, unit):
 
 
 def _with(scenario, **changes):
-    return dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, **changes))
+    return dataclasses.replace(scenario, hardware=dataclasses.replace(scenario.hardware, **changes))

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from tf_scalecom.forecast import performance
-from tf_scalecom.forecast.performance import Cluster, Exchange, StepTime
+from tf_scalecom.forecast.performance import Exchange, Hardware, StepTime
 from tf_scalecom.wire.layout import Layout
 
 
@@ -14,13 +14,13 @@ class Scenario:
 
     Attributes:
         layouts: plans of one model, of one or more ratios and dtypes of values.
-        cluster: on what.
+        hardware: on what.
         compute_seconds: of a step with nothing exchanged.
         bucket_bytes: as in `Layout.buckets`.
     """
 
     layouts: tuple[tuple[str, Layout], ...]
-    cluster: Cluster
+    hardware: Hardware
     compute_seconds: float
     bucket_bytes: float
 
@@ -51,18 +51,18 @@ class Forecast:
 
 def forecasts(scenario: Scenario) -> list[Forecast]:
     """Dense float32, dense float16, then each layout; each hierarchical, too, with replicas."""
-    cluster = scenario.cluster
+    hardware = scenario.hardware
     ways = _ways(
-        scenario.layouts, scenario.bucket_bytes, cluster.workers, cluster.replicas_per_worker
+        scenario.layouts, scenario.bucket_bytes, hardware.workers, hardware.replicas_per_worker
     )
-    times = [performance.step_time(way[-1], cluster, scenario.compute_seconds) for way in ways]
+    times = [performance.step_time(way[-1], hardware, scenario.compute_seconds) for way in ways]
     dense = ways[0][-1]
     return [
         Forecast(
             *way,
             time,
             times[0].step_seconds / time.step_seconds,
-            performance.break_even_bytes_per_second(way[-1], dense, cluster),
+            performance.break_even_bytes_per_second(way[-1], dense, hardware),
         )
         for way, time in zip(ways, times, strict=True)
     ]

@@ -4,12 +4,12 @@ import csv
 import dataclasses
 import io
 import json
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tf_scalecom.base.whole_files import write_whole
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.simulation import MEASURES, Simulation
 from tf_scalecom.simulate.task import Task, identity
@@ -43,7 +43,7 @@ def open_config(folder: pathlib.Path, task: Task, config: SimulationConfig) -> N
 def _open_config(folder, wanted):
     path = folder / CONFIG
     if not path.exists():
-        _write(path, json.dumps(wanted, indent=1).encode())
+        _write(path, json.dumps(wanted, indent=1))
         return
     found = json.loads(path.read_text())
     differing = {k: (found.get(k), v) for k, v in wanted.items() if found.get(k) != v}
@@ -58,14 +58,9 @@ def _open_config(folder, wanted):
 def save_state(folder: pathlib.Path, simulation: Simulation) -> None:
     """Stores everything a run needs to go on: complete, or the state before."""
     arrays = {name: variable.numpy() for name, variable in simulation.variables().items()}
-    path = folder / f"{STATE}.new"
-    with path.open("wb") as file:
-        np.savez(
-            file, step=simulation.step, bytes_total=np.float64(simulation.bytes_total), **arrays
-        )
-        file.flush()
-        os.fsync(file.fileno())
-    path.replace(folder / STATE)
+    arrays["step"] = np.int64(simulation.step)
+    arrays["bytes_total"] = np.float64(simulation.bytes_total)
+    write_whole(folder / STATE, lambda file: np.savez(file, **arrays))
 
 
 def restore_state(folder: pathlib.Path, simulation: Simulation) -> None:
@@ -95,7 +90,7 @@ class Table:
         rows = read_table(path) if path.exists() else []
         kept = [row for row in rows if int(row["step"]) <= last_step]
         if kept:
-            _write(path, self._text(kept, with_header=True).encode())
+            _write(path, self._text(kept, with_header=True))
         else:
             path.unlink(missing_ok=True)
 
@@ -139,7 +134,7 @@ def last_evaluation(folder: pathlib.Path) -> dict[str, float]:
 
 def write_result(folder: pathlib.Path, result: Mapping[str, object]) -> None:
     """Marks the run as done; its state is of no more use."""
-    _write(folder / RESULT, json.dumps(result, indent=1).encode())
+    _write(folder / RESULT, json.dumps(result, indent=1))
     (folder / STATE).unlink(missing_ok=True)
 
 
@@ -149,7 +144,5 @@ def read_result(folder: pathlib.Path) -> dict | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _write(path: pathlib.Path, content: bytes) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(content)
-    new.replace(path)
+def _write(path: pathlib.Path, text: str) -> None:
+    write_whole(path, lambda file: file.write(text.encode()))
