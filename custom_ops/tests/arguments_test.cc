@@ -49,9 +49,8 @@ int main() {
   refuses("null gradient", [](T* t) { t->gradient = nullptr; });
   refuses("null residual", [](T* t) { t->residual = nullptr; });
   refuses("null offsets", [](T* t) { t->offsets = nullptr; });
-  refuses("gradient off its alignment", [](T* t) {
-    t->gradient = static_cast<const char*>(t->gradient) + 1;
-  });
+  refuses("gradient off its alignment",
+          [](T* t) { t->gradient = static_cast<const char*>(t->gradient) + 1; });
 
   Bucket b = bucket();
   uint32_t flag = 0;
@@ -64,17 +63,16 @@ int main() {
               SCALECOM_OK,
           "float64 on the wire");
   for (float beta : {0.0f, -1.0f, 1.5f, NAN}) {
-    require(scalecom_residuals_filter_cpu(b.list(), 1, 0, 0, INFINITY, beta, nullptr) !=
-                SCALECOM_OK,
-            "beta");
+    require(
+        scalecom_residuals_filter_cpu(b.list(), 1, 0, 0, INFINITY, beta, nullptr) != SCALECOM_OK,
+        "beta");
   }
   for (float limit : {0.0f, -1.0f, NAN}) {
-    require(scalecom_values_gather_cpu(b.list(), 1, 0, 0, limit, nullptr) != SCALECOM_OK &&
-                scalecom_residuals_filter_cpu(b.list(), 1, 0, 0, limit, 1.0f, nullptr) !=
-                    SCALECOM_OK &&
-                scalecom_updates_apply_cpu(b.list(), 1, 0, 0, limit, 1.0f, nullptr) !=
-                    SCALECOM_OK,
-            "limit of the wire");
+    require(
+        scalecom_values_gather_cpu(b.list(), 1, 0, 0, limit, nullptr) != SCALECOM_OK &&
+            scalecom_residuals_filter_cpu(b.list(), 1, 0, 0, limit, 1.0f, nullptr) != SCALECOM_OK &&
+            scalecom_updates_apply_cpu(b.list(), 1, 0, 0, limit, 1.0f, nullptr) != SCALECOM_OK,
+        "limit of the wire");
   }
   float value = 5;
   require(scalecom_flag_write_cpu(nullptr, 0, &value) != SCALECOM_OK, "no flag to read");
@@ -82,8 +80,8 @@ int main() {
   require(scalecom_flag_write_cpu(&flag, SCALECOM_FLOAT64, &value) != SCALECOM_OK && value == 5,
           "flag in float64");
 
-  Bucket e({test::exact(2000000, 1000)}, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
-           test::Data::kNormal, 0, 1);
+  Bucket e({test::exact(2000000, 1000)}, SCALECOM_FLOAT32, SCALECOM_FLOAT32, test::Data::kNormal, 0,
+           1);
   const int64_t bytes = scalecom_indices_workspace_cpu(e.list(), 1);
   require(bytes > 0 && bytes <= 2000000 * 4 / 100, "workspace is under 1 % of the gradient");
   std::vector<long double> workspace(static_cast<size_t>(bytes) / sizeof(long double));

@@ -85,8 +85,8 @@ inline Shape chunked(int64_t elements, double ratio, int64_t keep) {
   s.chunk_size = std::max<int64_t>(1, round_even(static_cast<double>(keep) * ratio));
   s.chunk_keep = std::min(keep, s.chunk_size);
   const int64_t tail = elements % s.chunk_size;
-  s.tail_keep = std::min(
-      s.chunk_keep, std::max<int64_t>(1, round_even(static_cast<double>(tail) / ratio)));
+  s.tail_keep =
+      std::min(s.chunk_keep, std::max<int64_t>(1, round_even(static_cast<double>(tail) / ratio)));
   return s;
 }
 
@@ -96,7 +96,7 @@ inline Shape exact(int64_t elements, int64_t keep) {
 }
 
 enum class Data { kNormal, kTies, kZero, kRising, kNonfinite, kHuge, kTiny };
-constexpr Data kAllData[] = {Data::kNormal, Data::kTies,  Data::kZero, Data::kRising,
+constexpr Data kAllData[] = {Data::kNormal,    Data::kTies, Data::kZero, Data::kRising,
                              Data::kNonfinite, Data::kHuge, Data::kTiny};
 
 inline double draw(Data data, int64_t i, std::mt19937_64& rng) {
@@ -123,8 +123,8 @@ struct Bucket {
   std::vector<Array> arrays;  // six for each tensor, in the order of its pointers
 
   // `shift` misaligns the arrays by as many elements.
-  Bucket(const std::vector<Shape>& shapes, int32_t gradient_type_, int32_t wire_type_,
-         Data data, int shift, uint64_t seed)
+  Bucket(const std::vector<Shape>& shapes, int32_t gradient_type_, int32_t wire_type_, Data data,
+         int shift, uint64_t seed)
       : gradient_type(gradient_type_), wire_type(wire_type_) {
     std::mt19937_64 rng(seed);
     const int64_t dense = type_bytes(gradient_type);

@@ -64,8 +64,8 @@ void valid(Bytes in) {
   std::vector<long double> workspace(4096);
   uint32_t flag = 0;
   const int32_t status =
-      exact ? scalecom_indices_select_cpu(got.list(), got.count(), type, &flag, workspace.data(),
-                                          0, nullptr)
+      exact ? scalecom_indices_select_cpu(got.list(), got.count(), type, &flag, workspace.data(), 0,
+                                          nullptr)
             : scalecom_offsets_select_cpu(got.list(), got.count(), type, &flag, nullptr);
   test::require(status == SCALECOM_OK, "select refused");
   test::require(flag == test::reference_select(want, exact), "finite flag");

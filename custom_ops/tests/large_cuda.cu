@@ -93,8 +93,8 @@ int main() {
        "select");
   must(scalecom_compensated_check_cuda(&t, 1, SCALECOM_BFLOAT16, flags, nullptr) == SCALECOM_OK,
        "check");
-  must(scalecom_values_gather_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, INFINITY,
-                                   nullptr) == SCALECOM_OK,
+  must(scalecom_values_gather_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, INFINITY, nullptr) ==
+           SCALECOM_OK,
        "gather");
   must(scalecom_updates_apply_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, INFINITY, kBeta,
                                    nullptr) == SCALECOM_OK,

@@ -19,9 +19,7 @@ inline float flushed(double value) {
 
 inline float add(float a, float b) { return flushed(double{flushed(a)} + double{flushed(b)}); }
 inline float subtract(float a, float b) { return add(a, -b); }
-inline float multiply(float a, float b) {
-  return flushed(double{flushed(a)} * double{flushed(b)});
-}
+inline float multiply(float a, float b) { return flushed(double{flushed(a)} * double{flushed(b)}); }
 
 inline float compensated(const Bucket& b, const scalecom_tensor& t, int64_t i) {
   return add(t.residual[i], load(t.gradient, b.gradient_type, i));
@@ -88,8 +86,8 @@ inline uint32_t reference_select(Bucket& b, bool exact_selection) {
 inline uint32_t reference_check(const Bucket& b) {
   for (const scalecom_tensor& t : b.tensors) {
     for (int64_t i = 0; i < t.elements; ++i) {
-      const float p = t.residual != nullptr ? compensated(b, t, i)
-                                            : load(t.gradient, b.gradient_type, i);
+      const float p =
+          t.residual != nullptr ? compensated(b, t, i) : load(t.gradient, b.gradient_type, i);
       if (!isfinite(p)) return 1;
     }
   }

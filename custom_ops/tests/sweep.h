@@ -76,10 +76,9 @@ struct Case {
 inline void check_step(const Backend& backend, const Case& c, int32_t gradient_type,
                        int32_t wire_type, Data data, float limit, float beta, int shift,
                        bool corrupt, uint64_t seed) {
-  const std::string name = c.name + " " + type_name(gradient_type) + " wire " +
-                           type_name(wire_type) + " data " +
-                           std::to_string(static_cast<int>(data)) + " seed " +
-                           std::to_string(seed) + ": ";
+  const std::string name =
+      c.name + " " + type_name(gradient_type) + " wire " + type_name(wire_type) + " data " +
+      std::to_string(static_cast<int>(data)) + " seed " + std::to_string(seed) + ": ";
   Bucket got(c.shapes, gradient_type, wire_type, data, shift, seed);
   Bucket want(got);
   uint32_t flag = 0;
@@ -138,8 +137,8 @@ inline void check_flags(const Backend& backend) {
 
 inline std::vector<Case> cases() {
   std::vector<Case> list;
-  const int64_t sizes[] = {0, 1, 2, 15, 16, 17, 63, 100, 255, 256, 257, 999, 1000, 1023, 4097,
-                           20011};
+  const int64_t sizes[] = {0,   1,   2,   15,  16,   17,   63,   100,
+                           255, 256, 257, 999, 1000, 1023, 4097, 20011};
   for (double ratio : {2.0, 3.5, 10.0, 100.0, 256.0, 1000.0, 10000.0}) {
     for (int64_t keep : {1, 2, 7, 10, 16}) {
       Case c;

@@ -14,8 +14,8 @@ test::Backend backend(const scalecom_executor* executor) {
     const int64_t bytes = scalecom_indices_workspace_cpu(k.list(), k.count());
     const std::unique_ptr<long double[]> workspace(
         new long double[static_cast<size_t>(bytes) / sizeof(long double) + 1]);
-    return scalecom_indices_select_cpu(k.list(), k.count(), k.gradient_type, flag,
-                                       workspace.get(), bytes, executor);
+    return scalecom_indices_select_cpu(k.list(), k.count(), k.gradient_type, flag, workspace.get(),
+                                       bytes, executor);
   };
   b.check = [=](Bucket& k, uint32_t* flag) {
     return scalecom_compensated_check_cpu(k.list(), k.count(), k.gradient_type, flag, executor);

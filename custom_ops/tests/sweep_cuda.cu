@@ -8,9 +8,7 @@ namespace {
 
 using test::Bucket;
 
-void must(cudaError_t error) {
-  test::require(error == cudaSuccess, cudaGetErrorString(error));
-}
+void must(cudaError_t error) { test::require(error == cudaSuccess, cudaGetErrorString(error)); }
 
 // Device memory that lasts for the program; grows to the largest request.
 struct Arena {
@@ -120,15 +118,14 @@ test::Backend backend() {
   };
   b.flag = [](uint32_t nonfinite, int32_t wire_type, void* value) {
     must(cudaMemcpy(device_flag, &nonfinite, 4, cudaMemcpyHostToDevice));
-    const int32_t status =
-        scalecom_flag_write_cuda(device_flag, wire_type, device_value, nullptr);
+    const int32_t status = scalecom_flag_write_cuda(device_flag, wire_type, device_value, nullptr);
     must(cudaMemcpy(value, device_value, 4, cudaMemcpyDeviceToHost));
     return status;
   };
   b.filter = [](Bucket& k, float limit, float beta) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_residuals_filter_cuda(t, k.count(), k.gradient_type, k.wire_type, limit,
-                                            beta, nullptr);
+      return scalecom_residuals_filter_cuda(t, k.count(), k.gradient_type, k.wire_type, limit, beta,
+                                            nullptr);
     });
   };
   b.scatter = [](Bucket& k) {

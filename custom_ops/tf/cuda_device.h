@@ -31,8 +31,7 @@ class CudaDevice {
     return scalecom_flag_write_cuda(nonfinite, wire, flag, stream_);
   }
   int32_t Apply(const List& l, int32_t wire, float beta) const {
-    return scalecom_updates_apply_cuda(l.tensors, l.count, l.type, wire, l.limit, beta,
-                                       stream_);
+    return scalecom_updates_apply_cuda(l.tensors, l.count, l.type, wire, l.limit, beta, stream_);
   }
 
  protected:

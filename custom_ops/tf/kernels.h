@@ -33,14 +33,10 @@ struct List {
 
 inline int32_t TypeOf(DataType type) {
   switch (type) {
-    case tensorflow::DT_HALF:
-      return SCALECOM_FLOAT16;
-    case tensorflow::DT_BFLOAT16:
-      return SCALECOM_BFLOAT16;
-    case tensorflow::DT_DOUBLE:
-      return SCALECOM_FLOAT64;
-    default:
-      return SCALECOM_FLOAT32;
+    case tensorflow::DT_HALF: return SCALECOM_FLOAT16;
+    case tensorflow::DT_BFLOAT16: return SCALECOM_BFLOAT16;
+    case tensorflow::DT_DOUBLE: return SCALECOM_FLOAT64;
+    default: return SCALECOM_FLOAT32;
   }
 }
 
@@ -121,12 +117,12 @@ class LayoutKernel : public OpKernel {
       return limits.empty() ? std::numeric_limits<float>::infinity() : limits[i];
     };
     for (int begin = 0, end; begin < size(); begin = end) {
-      for (end = begin; end < size() && layout_.type(end) == layout_.type(begin) &&
-                        limit(end) == limit(begin);
+      for (end = begin;
+           end < size() && layout_.type(end) == layout_.type(begin) && limit(end) == limit(begin);
            ++end) {
       }
-      TF_RETURN_IF_ERROR(call(List{tensors.data() + begin, end - begin,
-                                   TypeOf(layout_.type(begin)), limit(begin)}));
+      TF_RETURN_IF_ERROR(call(
+          List{tensors.data() + begin, end - begin, TypeOf(layout_.type(begin)), limit(begin)}));
     }
     return absl::OkStatus();
   }
@@ -192,10 +188,10 @@ class AnyNonfiniteKernel : public OpKernel {
     int residuals;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("Ts", &types_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &residuals));
-    OP_REQUIRES(ctx, residuals == 0 || residuals == size(),
-                absl::InvalidArgumentError(absl::StrCat("expected one residual for each of ",
-                                                        size(), " gradients, or none; got ",
-                                                        residuals)));
+    OP_REQUIRES(
+        ctx, residuals == 0 || residuals == size(),
+        absl::InvalidArgumentError(absl::StrCat("expected one residual for each of ", size(),
+                                                " gradients, or none; got ", residuals)));
     compensated_ = residuals > 0;
   }
 
@@ -277,8 +273,7 @@ class UpdateKernel : public LayoutKernel<Device> {
     OP_REQUIRES_OK(ctx, wire_.Read(ctx, this->size()));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("beta", &beta_));
     OP_REQUIRES(ctx, beta_ > 0 && beta_ <= 1,
-                absl::InvalidArgumentError(
-                    absl::StrCat("expected beta in (0, 1]; got ", beta_)));
+                absl::InvalidArgumentError(absl::StrCat("expected beta in (0, 1]; got ", beta_)));
   }
 
  protected:
@@ -297,8 +292,8 @@ class UpdateKernel : public LayoutKernel<Device> {
     for (int i = 0; i < count; ++i) {
       // The output takes the gradient's own buffer where nobody else needs it.
       Tensor* output;
-      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(),
-                                                               &output));
+      TF_RETURN_IF_ERROR(
+          ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output));
       tensors[i].output = Bytes(*output);
       if (!finite) TF_RETURN_IF_ERROR(device->Zero(output->data(), output->TotalBytes()));
     }

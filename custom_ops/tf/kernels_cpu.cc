@@ -34,15 +34,13 @@ class Cpu {
     return scalecom_compensated_check_cpu(l.tensors, l.count, l.type, nonfinite, &executor_);
   }
   int32_t Gather(const List& l, int32_t wire) const {
-    return scalecom_values_gather_cpu(l.tensors, l.count, l.type, wire, l.limit,
-                                      &executor_);
+    return scalecom_values_gather_cpu(l.tensors, l.count, l.type, wire, l.limit, &executor_);
   }
   int32_t WriteFlag(const uint32_t* nonfinite, int32_t wire, void* flag) const {
     return scalecom_flag_write_cpu(nonfinite, wire, flag);
   }
   int32_t Apply(const List& l, int32_t wire, float beta) const {
-    return scalecom_updates_apply_cpu(l.tensors, l.count, l.type, wire, l.limit, beta,
-                                      &executor_);
+    return scalecom_updates_apply_cpu(l.tensors, l.count, l.type, wire, l.limit, beta, &executor_);
   }
 
  private:

@@ -38,8 +38,7 @@ absl::Status CheckVector(InferenceContext* c, int input, int64_t size, const cha
   ShapeHandle unused;
   if (c->Merge(c->input(input), c->Vector(size), &unused).ok()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("expected ", size, " elements of ", name,
-                                                 "; got shape ",
-                                                 c->DebugString(c->input(input))));
+                                                 "; got shape ", c->DebugString(c->input(input))));
 }
 
 absl::Status SelectShape(InferenceContext* c) {

@@ -23,9 +23,8 @@ void run_blocks(const scalecom_tensor* tensors, int64_t count, const scalecom_ex
              });
 }
 
-FinishOptions finish_options(const scalecom_tensor* tensors, int64_t count,
-                             int32_t gradient_type, int32_t wire_type, float wire_limit,
-                             float beta) {
+FinishOptions finish_options(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
+                             int32_t wire_type, float wire_limit, float beta) {
   const int64_t bytes = total(tensors, count, element_count) * type_bytes(gradient_type);
   return {wire_type, wire_limit, beta, bytes >= kStreamBytes};
 }
@@ -38,7 +37,9 @@ template <typename T>
 void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_type,
             float wire_limit) {
   const T* gradient = static_cast<const T*>(t.gradient);
-  const auto element_of = [&](int64_t entry) { return entry_element(t, entry / t.chunk_keep, entry); };
+  const auto element_of = [&](int64_t entry) {
+    return entry_element(t, entry / t.chunk_keep, entry);
+  };
   for (int64_t entry = first; entry < last; ++entry) {
     const int64_t later = element_of(minimum(entry + kAhead, last - 1));
     if (later >= 0) {
@@ -46,8 +47,8 @@ void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_
       __builtin_prefetch(gradient + later, 0, 2);
     }
     const int64_t element = element_of(entry);
-    const float p = element < 0 ? bits_float(0x7fc00000u)
-                                : t.residual[element] + to_float(gradient[element]);
+    const float p =
+        element < 0 ? bits_float(0x7fc00000u) : t.residual[element] + to_float(gradient[element]);
     wire_store(t.values, wire_type, entry, wire_limited(p, wire_limit));
   }
 }
@@ -136,8 +137,7 @@ int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t co
                                       int32_t gradient_type, int32_t wire_type, float wire_limit,
                                       float beta, const scalecom_executor* executor) {
   if (!limit_valid(wire_limit) || !beta_valid(beta) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type,
-                     wire_type)) {
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   const FinishOptions options =

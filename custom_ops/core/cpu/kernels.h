@@ -33,8 +33,8 @@ struct Kernels {
   void (*filter[4])(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
   void (*scatter[4])(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
   // Adds to bins[] the elements whose key agrees with `prefix` above the level's bits.
-  bool (*count[4])(const scalecom_tensor&, int64_t begin, int64_t end, int level,
-                   int32_t prefix, uint32_t* bins);
+  bool (*count[4])(const scalecom_tensor&, int64_t begin, int64_t end, int level, int32_t prefix,
+                   uint32_t* bins);
   // Writes the indices with key > threshold, and the first `ties` of those equal to it, as
   // entries from `entry` on.
   void (*emit[4])(const scalecom_tensor&, int64_t begin, int64_t end, int32_t threshold,

@@ -129,8 +129,8 @@ __device__ __forceinline__ bool vector_aligned(const T* p) {
 // multiple of 4: chunks need not begin at one, vectors do.
 template <typename T>
 __device__ __forceinline__ void load_keys(const T* gradient, const float* residual, bool aligned,
-                                          int64_t elements, int64_t at, int64_t begin,
-                                          int64_t end, int32_t (&keys)[kVector]) {
+                                          int64_t elements, int64_t at, int64_t begin, int64_t end,
+                                          int32_t (&keys)[kVector]) {
   if (aligned && at + kVector <= elements) {
     const Vector m = load_vector(residual + at);
     const Vector g = load_vector(gradient + at);

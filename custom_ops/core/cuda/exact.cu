@@ -59,8 +59,7 @@ struct Tensor {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    count_bins(const List __grid_constant__ list, Workspace work, int level,
-               uint32_t* nonfinite) {
+    count_bins(const List __grid_constant__ list, Workspace work, int level, uint32_t* nonfinite) {
   __shared__ uint32_t bins[1 << 11];
   const RadixLevel radix = radix_level(level);
   for (int i = threadIdx.x; i < 1 << radix.bits; i += kThreads) bins[i] = 0;
@@ -115,9 +114,7 @@ __global__ void descend(const List __grid_constant__ list, Workspace work, int l
   }
 }
 
-__device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
-  return __reduce_add_sync(kAllLanes, v);
-}
+__device__ __forceinline__ uint32_t warp_sum(uint32_t v) { return __reduce_add_sync(kAllLanes, v); }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)

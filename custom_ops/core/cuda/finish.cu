@@ -68,8 +68,7 @@ __device__ int64_t warp_lower_bound(const scalecom_tensor& t, int64_t begin, int
   while (begin < end) {
     const int64_t step = ceil_div(end - begin, kWarp);
     const int64_t probe = begin + lane * step;
-    const bool below =
-        probe < end && static_cast<int64_t>(offset_load(t, probe)) < offset;
+    const bool below = probe < end && static_cast<int64_t>(offset_load(t, probe)) < offset;
     const int passed = __popc(__ballot_sync(kAllLanes, below));
     if (passed == 0) return begin;
     const int64_t last_below = begin + (passed - 1) * step;
@@ -177,8 +176,8 @@ __global__ void __launch_bounds__(kThreads, 3)
         const float p = __fadd_rn(m[v].lane[i], g[v].lane[i]);
         const float sent = wire_round(wire_limited(p, options.wire_limit), options.wire_type);
         const float unsent = __fsub_rn(p, sent);
-        residual.lane[i] = __fadd_rn(__fmul_rn(forget, m[v].lane[i]),
-                                     __fmul_rn(options.beta, unsent));
+        residual.lane[i] =
+            __fadd_rn(__fmul_rn(forget, m[v].lane[i]), __fmul_rn(options.beta, unsent));
       }
       if (kScatter) dense.lane[i] = wire_load(t.reduced, options.wire_type, entry);
     }
@@ -217,8 +216,7 @@ using namespace scalecom;  // NOLINT: this part of the file is the outside of th
 extern "C" {
 
 int32_t scalecom_compensated_check_cuda(const scalecom_tensor* tensors, int64_t count,
-                                        int32_t gradient_type, uint32_t* nonfinite,
-                                        void* stream) {
+                                        int32_t gradient_type, uint32_t* nonfinite, void* stream) {
   if (!tensors_valid(tensors, count, kGradient | kResidualOrNull, gradient_type) ||
       !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
@@ -246,8 +244,7 @@ int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t coun
   int32_t status = SCALECOM_OK;
   with_type(gradient_type, [&](auto zero) {
     status = launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
-      start_kernel(gather<decltype(zero)>, blocks, kThreads, stream, list, wire_type,
-                   wire_limit);
+      start_kernel(gather<decltype(zero)>, blocks, kThreads, stream, list, wire_type, wire_limit);
     });
   });
   return status;
@@ -264,8 +261,7 @@ int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t c
                                        int32_t gradient_type, int32_t wire_type, float wire_limit,
                                        float beta, void* stream) {
   if (!limit_valid(wire_limit) || !beta_valid(beta) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type,
-                     wire_type)) {
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   return launch_finish<true, false>(tensors, count, gradient_type, {wire_type, wire_limit, beta},
@@ -277,8 +273,7 @@ int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t co
   if (!tensors_valid(tensors, count, kOffsets | kReduced | kOutput, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return launch_finish<false, true>(tensors, count, gradient_type, {wire_type, 1.0f, 1.0f},
-                                    stream);
+  return launch_finish<false, true>(tensors, count, gradient_type, {wire_type, 1.0f, 1.0f}, stream);
 }
 
 int32_t scalecom_updates_apply_cuda(const scalecom_tensor* tensors, int64_t count,

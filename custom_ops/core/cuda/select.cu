@@ -153,12 +153,10 @@ __global__ void __launch_bounds__(kThreads)
       const Entry top = warp_best(best, where);
       if (top.key <= floor) break;
       if (lane == round) fresh = top;
-      const int owner =
-          __ffs(__ballot_sync(kAllLanes, best == top.key && where == top.offset)) - 1;
+      const int owner = __ffs(__ballot_sync(kAllLanes, best == top.key && where == top.offset)) - 1;
       // This lane's share of the column: row lane / 4, element lane % 4.
       int32_t* slot = tile + lane / kVector * kRowKeys + owner * kVector + lane % kVector;
-      const int64_t element =
-          (base + lane / kVector * kWarp + owner) * kVector + lane % kVector;
+      const int64_t element = (base + lane / kVector * kWarp + owner) * kVector + lane % kVector;
       const uint32_t offset = static_cast<uint32_t>(element - begin);
       int32_t key = *slot;
       if (key >= 0 && offset == top.offset) {

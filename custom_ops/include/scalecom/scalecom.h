@@ -65,12 +65,7 @@ enum {
 };
 
 /* Element types. `offset_bytes` below is the width of an unsigned little-endian offset. */
-enum {
-  SCALECOM_FLOAT32 = 0,
-  SCALECOM_FLOAT16 = 1,
-  SCALECOM_BFLOAT16 = 2,
-  SCALECOM_FLOAT64 = 3
-};
+enum { SCALECOM_FLOAT32 = 0, SCALECOM_FLOAT16 = 1, SCALECOM_BFLOAT16 = 2, SCALECOM_FLOAT64 = 3 };
 
 /* Offset selection keeps at most this many elements a chunk. */
 enum { SCALECOM_MAX_CHUNK_KEEP = 16 };
@@ -139,8 +134,7 @@ SCALECOM_API int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors,
 /* The same over the whole tensor: tensors have one chunk (chunk_size = max(1, elements)) and
  * any chunk_keep; offsets are written in increasing order.
  * The workspace is 16-byte aligned. */
-SCALECOM_API int64_t scalecom_indices_workspace_cpu(const scalecom_tensor* tensors,
-                                                    int64_t count);
+SCALECOM_API int64_t scalecom_indices_workspace_cpu(const scalecom_tensor* tensors, int64_t count);
 SCALECOM_API int32_t scalecom_indices_select_cpu(const scalecom_tensor* tensors, int64_t count,
                                                  int32_t gradient_type, uint32_t* nonfinite,
                                                  void* workspace, int64_t workspace_bytes,
