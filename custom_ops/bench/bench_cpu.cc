@@ -132,7 +132,8 @@ void bench(int64_t n, int rounds, int32_t threads) {
   const std::vector<scalecom_tensor> top = tensors(m, m / 100, 4);
   std::vector<scalecom_tensor> narrow = one;
   for (int i = 0; i < kSlices; ++i) narrow[static_cast<size_t>(i)].gradient = half + i * m;
-  const int64_t workspace_bytes = scalecom_indices_workspace_cpu(top.data(), kSlices);
+  const int64_t workspace_bytes =
+      scalecom_offsets_workspace_cpu(top.data(), kSlices, SCALECOM_EXACT);
   void* workspace = allocate<char>(workspace_bytes);
 
   uint32_t flag = 0;
@@ -176,26 +177,29 @@ void bench(int64_t n, int rounds, int32_t threads) {
       {"select, 1 of 100",
        8 * e,
        [&](int i) {
-         must(scalecom_offsets_select_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool));
+         must(scalecom_offsets_select_cpu(&one[at(i)], 1, SCALECOM_CHUNK, SCALECOM_FLOAT32, &flag,
+                                          nullptr, 0, &pool));
        },
        {}},
       {"select, 10 of 1000",
        8 * e,
        [&](int i) {
-         must(scalecom_offsets_select_cpu(&ten[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool));
+         must(scalecom_offsets_select_cpu(&ten[at(i)], 1, SCALECOM_CHUNK, SCALECOM_FLOAT32, &flag,
+                                          nullptr, 0, &pool));
        },
        {}},
       {"select, 1 of 100, bfloat16",
        6 * e,
        [&](int i) {
-         must(scalecom_offsets_select_cpu(&narrow[at(i)], 1, SCALECOM_BFLOAT16, &flag, &pool));
+         must(scalecom_offsets_select_cpu(&narrow[at(i)], 1, SCALECOM_CHUNK, SCALECOM_BFLOAT16,
+                                          &flag, nullptr, 0, &pool));
        },
        {}},
       {"select, exact 1 %",
        8 * e,
        [&](int i) {
-         must(scalecom_indices_select_cpu(&top[at(i)], 1, SCALECOM_FLOAT32, &flag, workspace,
-                                          workspace_bytes, &pool));
+         must(scalecom_offsets_select_cpu(&top[at(i)], 1, SCALECOM_EXACT, SCALECOM_FLOAT32, &flag,
+                                          workspace, workspace_bytes, &pool));
        },
        {}},
       {"finite check",

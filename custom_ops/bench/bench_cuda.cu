@@ -182,13 +182,13 @@ int main(int argc, char** argv) {
     start += t.elements;
     if (start <= n) many.push_back(t);
   }
-  const int64_t workspace_bytes = scalecom_indices_workspace_cuda(&top, 1);
+  const int64_t workspace_bytes = scalecom_offsets_workspace_cuda(&top, 1, SCALECOM_EXACT);
   void* workspace = allocate<char>(workspace_bytes);
 
   const double e = static_cast<double>(n);
   const auto select = [&](const scalecom_tensor* t, int64_t count = 1,
                           int32_t type = SCALECOM_FLOAT32) {
-    must(scalecom_offsets_select_cuda(t, count, type, flag, nullptr));
+    must(scalecom_offsets_select_cuda(t, count, SCALECOM_CHUNK, type, flag, nullptr, 0, nullptr));
   };
   const auto apply = [&](const scalecom_tensor* t, int64_t count = 1,
                          int32_t type = SCALECOM_FLOAT32) {
@@ -214,8 +214,8 @@ int main(int argc, char** argv) {
       {"select, exact 1 %",
        8 * e,
        [&] {
-         must(scalecom_indices_select_cuda(&top, 1, SCALECOM_FLOAT32, flag, workspace,
-                                           workspace_bytes, nullptr));
+         must(scalecom_offsets_select_cuda(&top, 1, SCALECOM_EXACT, SCALECOM_FLOAT32, flag,
+                                           workspace, workspace_bytes, nullptr));
        },
        {}},
       {"finite check",
@@ -284,8 +284,8 @@ int main(int argc, char** argv) {
     }
   }
   // The rounds left the residual of `apply`; select once more, for CUB to see the same.
-  must(scalecom_indices_select_cuda(&top, 1, SCALECOM_FLOAT32, flag, workspace, workspace_bytes,
-                                    nullptr));
+  must(scalecom_offsets_select_cuda(&top, 1, SCALECOM_EXACT, SCALECOM_FLOAT32, flag, workspace,
+                                    workspace_bytes, nullptr));
   printf("\nexact selection equals CUB's stable sort, which takes %.3f ms\n",
          compare_with_cub(top));
   return 0;

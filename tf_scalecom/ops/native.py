@@ -52,7 +52,13 @@ def supports(layout: Layout) -> bool:
 
 def select(gradients, residuals, layout):
     """As `xla.select`."""
-    return library().scalecom_select(gradients, _handles(residuals), **_attributes(layout))
+    tensors = (layout.tensors[i] for i in layout.compressed)
+    return library().scalecom_select(
+        gradients,
+        _handles(residuals),
+        selection=["exact" if t.is_exact else "chunk" for t in tensors],
+        **_attributes(layout),
+    )
 
 
 def any_nonfinite(gradients, residuals=()):

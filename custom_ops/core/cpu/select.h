@@ -203,6 +203,14 @@ bool select_few(const scalecom_tensor& t, int64_t begin, int64_t end) {
 }
 
 template <typename T>
-bool select(const scalecom_tensor& t, int64_t begin, int64_t end) {
+bool select_largest(const scalecom_tensor& t, int64_t begin, int64_t end) {
   return t.chunk_keep == 1 ? select_one<T>(t, begin, end) : select_few<T>(t, begin, end);
+}
+
+template <typename T>
+SelectLoop select(int32_t selection) {
+  switch (selection) {
+    case SCALECOM_CHUNK: return select_largest<T>;
+    default: return nullptr;
+  }
 }

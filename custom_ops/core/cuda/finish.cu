@@ -6,8 +6,7 @@
 namespace scalecom {
 namespace {
 
-// Elements of one block: four vectors a thread, all loaded before the first is used.
-constexpr int kVectors = 4;
+constexpr int kVectors = Policy::Finish::kVectors;
 constexpr int kTile = kThreads * kVectors * kVector;
 
 SCALECOM_HD int64_t tile_count(const scalecom_tensor& t) { return ceil_div(t.elements, kTile); }
@@ -86,9 +85,8 @@ struct FinishOptions {
 
 // Filter and scatter of one tile. Slot e of shared memory says which entry selected element
 // e of the tile, if any: every element is then read and written once, by one thread.
-// Three blocks a multiprocessor: for a fourth, ptxas would spill.
 template <typename T, bool kFilter, bool kScatter>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, Policy::Finish::kBlocks)
     finish(const List __grid_constant__ list, FinishOptions options) {
   alignas(16) __shared__ uint16_t slots[kTile];
   __shared__ int64_t found[2];
@@ -198,14 +196,12 @@ __global__ void __launch_bounds__(kThreads, 3)
 template <bool kFilter, bool kScatter>
 int32_t launch_finish(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
                       FinishOptions options, void* stream) {
-  int32_t status = SCALECOM_OK;
-  with_type(gradient_type, [&](auto zero) {
-    status = launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
+  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
+    return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
       start_kernel(finish<decltype(zero), kFilter, kScatter>, blocks, kThreads, stream, list,
                    options);
     });
   });
-  return status;
 }
 
 }  // namespace
@@ -221,13 +217,11 @@ int32_t scalecom_compensated_check_cuda(const scalecom_tensor* tensors, int64_t 
       !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  int32_t status = SCALECOM_OK;
-  with_type(gradient_type, [&](auto zero) {
-    status = launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
+  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
+    return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
       start_kernel(check<decltype(zero)>, blocks, kThreads, stream, list, nonfinite);
     });
   });
-  return status;
 }
 
 int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t count,
@@ -241,13 +235,11 @@ int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t coun
   const auto blocks_for = [](const scalecom_tensor& t) {
     return ceil_div(kept_count(t), kThreads);
   };
-  int32_t status = SCALECOM_OK;
-  with_type(gradient_type, [&](auto zero) {
-    status = launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
+  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
+    return launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
       start_kernel(gather<decltype(zero)>, blocks, kThreads, stream, list, wire_type, wire_limit);
     });
   });
-  return status;
 }
 
 int32_t scalecom_flag_write_cuda(const uint32_t* nonfinite, int32_t wire_type, void* flag,

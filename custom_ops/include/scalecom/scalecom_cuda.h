@@ -19,15 +19,12 @@
 extern "C" {
 #endif
 
+SCALECOM_API int64_t scalecom_offsets_workspace_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                     int32_t selection);
 SCALECOM_API int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                  int32_t gradient_type, uint32_t* nonfinite,
-                                                  void* stream);
-
-SCALECOM_API int64_t scalecom_indices_workspace_cuda(const scalecom_tensor* tensors, int64_t count);
-SCALECOM_API int32_t scalecom_indices_select_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                  int32_t gradient_type, uint32_t* nonfinite,
-                                                  void* workspace, int64_t workspace_bytes,
-                                                  void* stream);
+                                                  int32_t selection, int32_t gradient_type,
+                                                  uint32_t* nonfinite, void* workspace,
+                                                  int64_t workspace_bytes, void* stream);
 
 SCALECOM_API int32_t scalecom_compensated_check_cuda(const scalecom_tensor* tensors, int64_t count,
                                                      int32_t gradient_type, uint32_t* nonfinite,
