@@ -38,6 +38,10 @@ struct Policy {
     // Vectors of a lane in a tile: 4 KiB of keys in shared memory for each warp. As many as make a
     // column's keys (kRows * kVector) one for each lane.
     static constexpr int kRows = 8;
+    // Blocks on a multiprocessor; 0 leaves it to ptxas, which counts on five for 9.0 and would
+    // spill with 8-byte gradients (48 registers, where they take 56).
+    template <typename T>
+    static constexpr int kBlocks = sizeof(T) == 8 ? 4 : 0;
   };
 
   // Exact selection.

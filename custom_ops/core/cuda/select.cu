@@ -104,7 +104,7 @@ __device__ __forceinline__ Entry merge(Entry list, Entry later, Entry* staging) 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks<T>)
     select_few(const List __grid_constant__ list, uint32_t* nonfinite) {
   alignas(16) __shared__ int32_t tiles[kWarps][kRows * kRowKeys];
   __shared__ Entry stagings[kWarps][SCALECOM_MAX_CHUNK_KEEP];
