@@ -75,7 +75,8 @@ void unknown_selections() {
   TensorList got = small_list();
   const TensorList before(got);
   uint32_t flag = 7;
-  for (int32_t selection : {-1, 2, 255}) {
+  const int32_t count = sizeof scalecom::kSelections / sizeof scalecom::kSelections[0];
+  for (int32_t selection : {-1, count, 255}) {
     const std::string what = "selection " + std::to_string(selection);
     require(scalecom_offsets_workspace_cpu(got.list(), 1, selection) == -1, what + ": workspace");
     require(scalecom_offsets_select_cpu(got.list(), 1, selection, 0, &flag, nullptr, 0, nullptr) ==
