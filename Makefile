@@ -1,6 +1,6 @@
 # make demo          train on two workers, dense and compressed (QUICK=1: a short look)
 # make test          the test suite; ARGS="-k name" is passed to pytest
-# make lint          ruff, and mypy on the package
+# make lint          ruff, mypy on the package, and clang-format's check of custom_ops
 # make docs          the documentation as a site, in build/site
 # make dist          source distribution and wheel, in dist/
 # make test-oldest   the tests that depend most on Keras and TensorFlow, with the oldest of both
@@ -30,6 +30,7 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $(filter %.cc %.h %.cu %.cuh,$(NATIVE))
 
 docs: $(INSTALLED) $(DOCS_INSTALLED)
 	$(VENV)/bin/mkdocs build --strict --quiet

@@ -16,6 +16,7 @@ import itertools
 import os
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 
@@ -27,6 +28,9 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import tf_scalecom as sc
 from tf_scalecom.ops import native
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "custom_ops" / "bench"))
+from core_abi import FLOAT32, Tensor
 
 STEP = "measured_step"
 PHASES = ("compute", "select", "check and gather", "filter and scatter", "apply", "exchange")
@@ -98,18 +102,6 @@ def middle_mean(splits):
     return {phase: statistics.mean(times[phase] for times in kept) for phase in kept[0]}
 
 
-class _Tensor(ctypes.Structure):
-    """scalecom_tensor of scalecom.h."""
-
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in ("elements", "chunk_size", "chunk_keep", "tail_keep", "offset_bytes")
-    ] + [
-        (name, ctypes.c_void_p)
-        for name in ("gradient", "residual", "offsets", "values", "reduced", "output")
-    ]
-
-
 def filter_share(elements, chunk_size, chunk_keep):
     """The filter's share of filter and scatter, which are one operation: timed one by one."""
     core = ctypes.CDLL(str(native.LIBRARY))
@@ -124,22 +116,22 @@ def filter_share(elements, chunk_size, chunk_keep):
         np.zeros(elements, np.float32),
     ]
     tail = min(chunk_keep, elements % chunk_size) or 1
-    tensor = _Tensor(
+    tensor = Tensor(
         elements, chunk_size, chunk_keep, tail, 4, *(array.ctypes.data for array in arrays)
     )
-    one, float32, executor = ctypes.c_int64(1), ctypes.c_int32(0), ctypes.c_void_p(None)
+    one, executor = ctypes.c_int64(1), ctypes.c_void_p(None)
     calls = {
         "filter": lambda: core.scalecom_residuals_filter_cpu(
             ctypes.byref(tensor),
             one,
-            float32,
-            float32,
+            FLOAT32,
+            FLOAT32,
             ctypes.c_float(np.inf),
             ctypes.c_float(1.0),
             executor,
         ),
         "scatter": lambda: core.scalecom_outputs_scatter_cpu(
-            ctypes.byref(tensor), one, float32, float32, executor
+            ctypes.byref(tensor), one, FLOAT32, FLOAT32, executor
         ),
     }
     times = {name: [] for name in calls}

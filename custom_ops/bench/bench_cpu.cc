@@ -132,7 +132,8 @@ void bench(int64_t n, int rounds, int32_t threads) {
   const std::vector<scalecom_tensor> top = tensors(m, m / 100, 4);
   std::vector<scalecom_tensor> narrow = one;
   for (int i = 0; i < kSlices; ++i) narrow[static_cast<size_t>(i)].gradient = half + i * m;
-  const int64_t workspace_bytes = scalecom_indices_workspace_cpu(top.data(), kSlices);
+  const int64_t workspace_bytes =
+      scalecom_offsets_workspace_cpu(top.data(), kSlices, SCALECOM_EXACT);
   void* workspace = allocate<char>(workspace_bytes);
 
   uint32_t flag = 0;
@@ -148,7 +149,8 @@ void bench(int64_t n, int rounds, int32_t threads) {
     });
   };
   std::vector<Work> list = {
-      {"copy (memcpy)", 8 * e,
+      {"copy (memcpy)",
+       8 * e,
        [&](int i) {
          copy(i, [](char* to, const char* from, int64_t bytes) {
            memcpy(to, from, static_cast<size_t>(bytes));
@@ -158,7 +160,8 @@ void bench(int64_t n, int rounds, int32_t threads) {
       {"copy (streaming)", 8 * e, [&](int i) { copy(i, stream_copy); }, {}},
       // What a pass that only reads can reach: one core waits for more of memory's latency
       // than a copy, half of whose traffic is stores.
-      {"read alone", 4 * e,
+      {"read alone",
+       4 * e,
        [&](int i) {
          const int64_t bytes = m * 4;
          parallel(&pool, (bytes + piece - 1) / piece, [&](int64_t p) {
@@ -171,51 +174,77 @@ void bench(int64_t n, int rounds, int32_t threads) {
          });
        },
        {}},
-      {"select, 1 of 100", 8 * e,
-       [&](int i) { must(scalecom_offsets_select_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
-      {"select, 10 of 1000", 8 * e,
-       [&](int i) { must(scalecom_offsets_select_cpu(&ten[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
-      {"select, 1 of 100, bfloat16", 6 * e,
-       [&](int i) { must(scalecom_offsets_select_cpu(&narrow[at(i)], 1, SCALECOM_BFLOAT16, &flag, &pool)); },
-       {}},
-      {"select, exact 1 %", 8 * e,
+      {"select, 1 of 100",
+       8 * e,
        [&](int i) {
-         must(scalecom_indices_select_cpu(&top[at(i)], 1, SCALECOM_FLOAT32, &flag, workspace,
-                                          workspace_bytes, &pool));
+         must(scalecom_offsets_select_cpu(&one[at(i)], 1, SCALECOM_CHUNK, SCALECOM_FLOAT32, &flag,
+                                          nullptr, 0, &pool));
        },
        {}},
-      {"finite check", 8 * e,
-       [&](int i) { must(scalecom_compensated_check_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool)); }, {}},
-      {"gather", 0,
+      {"select, 10 of 1000",
+       8 * e,
+       [&](int i) {
+         must(scalecom_offsets_select_cpu(&ten[at(i)], 1, SCALECOM_CHUNK, SCALECOM_FLOAT32, &flag,
+                                          nullptr, 0, &pool));
+       },
+       {}},
+      {"select, 1 of 100, bfloat16",
+       6 * e,
+       [&](int i) {
+         must(scalecom_offsets_select_cpu(&narrow[at(i)], 1, SCALECOM_CHUNK, SCALECOM_BFLOAT16,
+                                          &flag, nullptr, 0, &pool));
+       },
+       {}},
+      {"select, exact 1 %",
+       8 * e,
+       [&](int i) {
+         must(scalecom_offsets_select_cpu(&top[at(i)], 1, SCALECOM_EXACT, SCALECOM_FLOAT32, &flag,
+                                          workspace, workspace_bytes, &pool));
+       },
+       {}},
+      {"finite check",
+       8 * e,
+       [&](int i) {
+         must(scalecom_compensated_check_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool));
+       },
+       {}},
+      {"gather",
+       0,
        [&](int i) {
          must(scalecom_values_gather_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
                                          INFINITY, &pool));
        },
        {}},
-      {"filter", 12 * e,
+      {"filter",
+       12 * e,
        [&](int i) {
          must(scalecom_residuals_filter_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
                                             INFINITY, 0.5f, &pool));
        },
        {}},
-      {"scatter", 4 * e,
+      {"scatter",
+       4 * e,
        [&](int i) {
-         must(scalecom_outputs_scatter_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, &pool));
+         must(scalecom_outputs_scatter_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                           &pool));
        },
        {}},
-      {"apply (filter + scatter)", 16 * e,
+      {"apply (filter + scatter)",
+       16 * e,
        [&](int i) {
          must(scalecom_updates_apply_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
                                          INFINITY, 0.5f, &pool));
        },
        {}},
-      {"apply, 10 of 1000", 16 * e,
+      {"apply, 10 of 1000",
+       16 * e,
        [&](int i) {
          must(scalecom_updates_apply_cpu(&ten[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
                                          INFINITY, 0.5f, &pool));
        },
        {}},
-      {"apply, exact 1 %", 16 * e,
+      {"apply, exact 1 %",
+       16 * e,
        [&](int i) {
          must(scalecom_updates_apply_cpu(&top[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
                                          INFINITY, 0.5f, &pool));

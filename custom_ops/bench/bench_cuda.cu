@@ -90,8 +90,8 @@ double compare_with_cub(const scalecom_tensor& t) {
   uint32_t* sorted = allocate<uint32_t>(n);
   keys_of<<<blocks(n), 256>>>(t.residual, static_cast<const float*>(t.gradient), keys, indices, n);
   size_t bytes = 0;
-  must(cub::DeviceRadixSort::SortPairsDescending(nullptr, bytes, keys, sorted_keys, indices,
-                                                 sorted, n, 0, 31));
+  must(cub::DeviceRadixSort::SortPairsDescending(nullptr, bytes, keys, sorted_keys, indices, sorted,
+                                                 n, 0, 31));
   void* scratch = allocate<char>(static_cast<int64_t>(bytes));
   cudaEvent_t start, stop;
   must(cudaEventCreate(&start));
@@ -182,61 +182,71 @@ int main(int argc, char** argv) {
     start += t.elements;
     if (start <= n) many.push_back(t);
   }
-  const int64_t workspace_bytes = scalecom_indices_workspace_cuda(&top, 1);
+  const int64_t workspace_bytes = scalecom_offsets_workspace_cuda(&top, 1, SCALECOM_EXACT);
   void* workspace = allocate<char>(workspace_bytes);
 
   const double e = static_cast<double>(n);
   const auto select = [&](const scalecom_tensor* t, int64_t count = 1,
                           int32_t type = SCALECOM_FLOAT32) {
-    must(scalecom_offsets_select_cuda(t, count, type, flag, nullptr));
+    must(scalecom_offsets_select_cuda(t, count, SCALECOM_CHUNK, type, flag, nullptr, 0, nullptr));
   };
   const auto apply = [&](const scalecom_tensor* t, int64_t count = 1,
                          int32_t type = SCALECOM_FLOAT32) {
     must(scalecom_updates_apply_cuda(t, count, type, SCALECOM_FLOAT32, INFINITY, 0.5f, nullptr));
   };
   std::vector<Work> list = {
-      {"copy", 8 * e,
+      {"copy",
+       8 * e,
        [&] {
          must(cudaMemcpyAsync(output, gradient, static_cast<size_t>(n) * 4,
                               cudaMemcpyDeviceToDevice));
        },
        {}},
       {"select, 1 of 100", 8 * e, [&] { select(&one); }, {}},
-      {"select, 1 of 100, 250 tensors", 8 * e,
-       [&] { select(many.data(), static_cast<int64_t>(many.size())); }, {}},
+      {"select, 1 of 100, 250 tensors",
+       8 * e,
+       [&] { select(many.data(), static_cast<int64_t>(many.size())); },
+       {}},
       {"select, 1 of 25", 8 * e, [&] { select(&odd); }, {}},
       {"select, 1 of 10000", 8 * e, [&] { select(&wide); }, {}},
-      {"select, 1 of 100, bfloat16", 6 * e, [&] { select(&narrow_one, 1, SCALECOM_BFLOAT16); },
-       {}},
+      {"select, 1 of 100, bfloat16", 6 * e, [&] { select(&narrow_one, 1, SCALECOM_BFLOAT16); }, {}},
       {"select, 10 of 1000", 8 * e, [&] { select(&ten); }, {}},
-      {"select, exact 1 %", 8 * e,
+      {"select, exact 1 %",
+       8 * e,
        [&] {
-         must(scalecom_indices_select_cuda(&top, 1, SCALECOM_FLOAT32, flag, workspace,
-                                           workspace_bytes, nullptr));
+         must(scalecom_offsets_select_cuda(&top, 1, SCALECOM_EXACT, SCALECOM_FLOAT32, flag,
+                                           workspace, workspace_bytes, nullptr));
        },
        {}},
-      {"finite check", 8 * e,
-       [&] { must(scalecom_compensated_check_cuda(&one, 1, SCALECOM_FLOAT32, flag, nullptr)); }, {}},
-      {"gather", 0,
+      {"finite check",
+       8 * e,
+       [&] { must(scalecom_compensated_check_cuda(&one, 1, SCALECOM_FLOAT32, flag, nullptr)); },
+       {}},
+      {"gather",
+       0,
        [&] {
-         must(scalecom_values_gather_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
-                                          INFINITY, nullptr));
+         must(scalecom_values_gather_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, INFINITY,
+                                          nullptr));
        },
        {}},
-      {"filter", 12 * e,
+      {"filter",
+       12 * e,
        [&] {
-         must(scalecom_residuals_filter_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
-                                             INFINITY, 0.5f, nullptr));
+         must(scalecom_residuals_filter_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, INFINITY,
+                                             0.5f, nullptr));
        },
        {}},
-      {"scatter", 4 * e,
+      {"scatter",
+       4 * e,
        [&] {
          must(scalecom_outputs_scatter_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, nullptr));
        },
        {}},
       {"apply (filter + scatter)", 16 * e, [&] { apply(&one); }, {}},
-      {"apply, 250 tensors", 16 * e,
-       [&] { apply(many.data(), static_cast<int64_t>(many.size())); }, {}},
+      {"apply, 250 tensors",
+       16 * e,
+       [&] { apply(many.data(), static_cast<int64_t>(many.size())); },
+       {}},
       {"apply, bfloat16", 12 * e, [&] { apply(&narrow_one, 1, SCALECOM_BFLOAT16); }, {}},
       {"apply, 10 of 1000", 16 * e, [&] { apply(&ten); }, {}},
       {"apply, exact 1 %", 16 * e, [&] { apply(&top); }, {}},
@@ -274,8 +284,9 @@ int main(int argc, char** argv) {
     }
   }
   // The rounds left the residual of `apply`; select once more, for CUB to see the same.
-  must(scalecom_indices_select_cuda(&top, 1, SCALECOM_FLOAT32, flag, workspace, workspace_bytes,
-                                    nullptr));
-  printf("\nexact selection equals CUB's stable sort, which takes %.3f ms\n", compare_with_cub(top));
+  must(scalecom_offsets_select_cuda(&top, 1, SCALECOM_EXACT, SCALECOM_FLOAT32, flag, workspace,
+                                    workspace_bytes, nullptr));
+  printf("\nexact selection equals CUB's stable sort, which takes %.3f ms\n",
+         compare_with_cub(top));
   return 0;
 }

@@ -13,18 +13,7 @@ import statistics
 import time
 
 import numpy as np
-
-
-class Tensor(ctypes.Structure):
-    """scalecom_tensor of scalecom.h."""
-
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in ("elements", "chunk_size", "chunk_keep", "tail_keep", "offset_bytes")
-    ] + [
-        (name, ctypes.c_void_p)
-        for name in ("gradient", "residual", "offsets", "values", "reduced", "output")
-    ]
+from core_abi import CHUNK, EXACT, FLOAT32, Tensor
 
 
 class Core:
@@ -32,37 +21,31 @@ class Core:
 
     def __init__(self, path, suffix, elements, k, gradient, residual, offsets, flag):
         library = ctypes.CDLL(path)
-        self.select_exact = getattr(library, f"scalecom_indices_select_{suffix}")
-        self.select_chunks = getattr(library, f"scalecom_offsets_select_{suffix}")
-        workspace = getattr(library, f"scalecom_indices_workspace_{suffix}")
+        self.select = getattr(library, f"scalecom_offsets_select_{suffix}")
+        workspace = getattr(library, f"scalecom_offsets_workspace_{suffix}")
         workspace.restype = ctypes.c_int64
         addresses = [gradient, residual, offsets]
         self.whole = Tensor(elements, elements, k, 1, 4, *addresses)
         self.chunked = Tensor(elements, 100, 1, 1, 1, *addresses)
         self.flag = ctypes.c_void_p(flag)
-        self.workspace_bytes = workspace(ctypes.byref(self.whole), ctypes.c_int64(1))
+        self.workspace_bytes = workspace(ctypes.byref(self.whole), ctypes.c_int64(1), EXACT)
 
-    # The last argument is the stream (the null stream is torch's own) or the executor
-    # (none: the calling thread).
     def exact(self, workspace):
-        status = self.select_exact(
-            ctypes.byref(self.whole),
-            ctypes.c_int64(1),
-            ctypes.c_int32(0),
-            self.flag,
-            ctypes.c_void_p(workspace),
-            ctypes.c_int64(self.workspace_bytes),
-            ctypes.c_void_p(None),
-        )
-        if status:
-            raise RuntimeError(f"scalecom_indices_select returned {status}")
+        self._select(self.whole, EXACT, workspace, self.workspace_bytes)
 
     def chunks(self):
-        status = self.select_chunks(
-            ctypes.byref(self.chunked),
+        self._select(self.chunked, CHUNK, None, 0)
+
+    def _select(self, tensor, selection, workspace, workspace_bytes):
+        status = self.select(
+            ctypes.byref(tensor),
             ctypes.c_int64(1),
-            ctypes.c_int32(0),
+            selection,
+            FLOAT32,
             self.flag,
+            ctypes.c_void_p(workspace),
+            ctypes.c_int64(workspace_bytes),
+            # The stream (the null stream is torch's own) or the executor (none: this thread).
             ctypes.c_void_p(None),
         )
         if status:

@@ -5,13 +5,8 @@
 
 #include <stdint.h>
 
+#include "core/types.h"
 #include "scalecom/scalecom.h"
-
-#if defined(__CUDACC__)
-#define SCALECOM_HD __host__ __device__ __forceinline__
-#else
-#define SCALECOM_HD inline
-#endif
 
 namespace scalecom {
 
@@ -43,11 +38,20 @@ SCALECOM_HD int64_t kept_count(const scalecom_tensor& t) {
   return full * t.chunk_keep + (t.elements % t.chunk_size != 0 ? t.tail_keep : 0);
 }
 
+// Stops at a width without a case of its own. On a GPU it must do that no entry point lets one
+// pass: there a trap, or a promise that this is not reached, changes the registers of every kernel.
+SCALECOM_HD void require_width([[maybe_unused]] const scalecom_tensor& t,
+                               [[maybe_unused]] int64_t offset_bytes) {
+#if !defined(__CUDA_ARCH__)
+  if (t.offset_bytes != offset_bytes) stop();
+#endif
+}
+
 SCALECOM_HD uint32_t offset_load(const scalecom_tensor& t, int64_t entry) {
   switch (t.offset_bytes) {
     case 1: return static_cast<const uint8_t*>(t.offsets)[entry];
     case 2: return static_cast<const uint16_t*>(t.offsets)[entry];
-    default: return static_cast<const uint32_t*>(t.offsets)[entry];
+    default: require_width(t, 4); return static_cast<const uint32_t*>(t.offsets)[entry];
   }
 }
 
@@ -55,7 +59,7 @@ SCALECOM_HD void offset_store(const scalecom_tensor& t, int64_t entry, uint32_t 
   switch (t.offset_bytes) {
     case 1: static_cast<uint8_t*>(t.offsets)[entry] = static_cast<uint8_t>(offset); break;
     case 2: static_cast<uint16_t*>(t.offsets)[entry] = static_cast<uint16_t>(offset); break;
-    default: static_cast<uint32_t*>(t.offsets)[entry] = offset;
+    default: require_width(t, 4); static_cast<uint32_t*>(t.offsets)[entry] = offset;
   }
 }
 

@@ -5,22 +5,9 @@
 #include <stddef.h>
 
 #include "core/layout.h"
+#include "core/types.h"
 
 namespace scalecom {
-
-inline int64_t type_bytes(int32_t type) {
-  switch (type) {
-    case SCALECOM_FLOAT32: return 4;
-    case SCALECOM_FLOAT16: return 2;
-    case SCALECOM_BFLOAT16: return 2;
-    case SCALECOM_FLOAT64: return 8;
-    default: return 0;
-  }
-}
-
-inline bool wire_type_valid(int32_t type) {
-  return type == SCALECOM_FLOAT32 || type == SCALECOM_FLOAT16 || type == SCALECOM_BFLOAT16;
-}
 
 // Compared so that NaN fails.
 inline bool beta_valid(float beta) { return beta > 0.0f && beta <= 1.0f; }
@@ -35,6 +22,14 @@ inline bool layout_valid(const scalecom_tensor& t) {
   if (t.chunk_keep < 1 || t.chunk_keep > t.chunk_size) return false;
   const int64_t tail = t.elements % t.chunk_size;
   return tail == 0 || (t.tail_keep >= 1 && t.tail_keep <= minimum(tail, t.chunk_keep));
+}
+
+inline bool layouts_valid(const scalecom_tensor* tensors, int64_t count) {
+  if (count < 0 || (count > 0 && tensors == nullptr)) return false;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!layout_valid(tensors[i])) return false;
+  }
+  return true;
 }
 
 // Which pointers a function reads or writes.
@@ -76,7 +71,7 @@ inline bool tensor_valid(const scalecom_tensor& t, uint32_t needs, int32_t gradi
 inline bool tensors_valid(const scalecom_tensor* tensors, int64_t count, uint32_t needs,
                           int32_t gradient_type, int32_t wire_type = SCALECOM_FLOAT32) {
   if (count < 0 || (count > 0 && tensors == nullptr)) return false;
-  if (type_bytes(gradient_type) == 0 || !wire_type_valid(wire_type)) return false;
+  if (!gradient_type_valid(gradient_type) || !wire_type_valid(wire_type)) return false;
   int64_t elements = 0;
   for (int64_t i = 0; i < count; ++i) {
     if (!tensor_valid(tensors[i], needs, gradient_type, wire_type)) return false;
@@ -86,7 +81,7 @@ inline bool tensors_valid(const scalecom_tensor* tensors, int64_t count, uint32_
   return true;
 }
 
-// Offset selection sorts each chunk's few; exact selection sees one chunk.
+// Selection by chunks sorts each chunk's few; exact selection sees one chunk.
 inline bool chunk_selection_valid(const scalecom_tensor* tensors, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     if (tensors[i].chunk_keep > SCALECOM_MAX_CHUNK_KEEP) return false;

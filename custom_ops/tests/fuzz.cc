@@ -18,6 +18,10 @@ struct Bytes {
   }
 };
 
+int32_t pick(const std::vector<int32_t>& types, Bytes& in) {
+  return types[in.next(1) % types.size()];
+}
+
 // An invalid layout over real memory: refused, or harmless.
 void hostile(Bytes in) {
   alignas(64) unsigned char memory[6][256] = {};
@@ -29,7 +33,7 @@ void hostile(Bytes in) {
   t.offset_bytes = static_cast<int64_t>(in.next(1));
   const int32_t type = static_cast<int32_t>(in.next(1));
   // A layout that passes the checks must fit the memory before it may run.
-  if (scalecom_tensor_kept(&t) >= 0 && (t.elements > 32 || type > 3)) t.elements = 32;
+  if (scalecom_tensor_kept(&t) >= 0 && t.elements > 32) t.elements = 32;
   t.gradient = memory[0];
   t.residual = reinterpret_cast<float*>(memory[1]);
   t.offsets = memory[2];
@@ -37,8 +41,9 @@ void hostile(Bytes in) {
   t.reduced = memory[4];
   t.output = in.next(1) % 8 == 0 ? nullptr : memory[5];
   uint32_t flag = 0;
-  scalecom_offsets_select_cpu(&t, 1, type, &flag, nullptr);
-  scalecom_indices_select_cpu(&t, 1, type, &flag, memory, 0, nullptr);
+  for (int32_t selection = -1; selection < 3; ++selection) {
+    scalecom_offsets_select_cpu(&t, 1, selection, type, &flag, memory, 0, nullptr);
+  }
   scalecom_compensated_check_cpu(&t, 1, type, &flag, nullptr);
   scalecom_values_gather_cpu(&t, 1, type, 0, INFINITY, nullptr);
   scalecom_updates_apply_cpu(&t, 1, type, 0, INFINITY, 0.5f, nullptr);
@@ -56,17 +61,16 @@ void valid(Bytes in) {
       shapes.push_back(test::chunked(n, ratio, 1 + static_cast<int64_t>(in.next(1) % 16)));
     }
   }
-  const int32_t type = static_cast<int32_t>(in.next(1) % 4);
-  const int32_t wire = static_cast<int32_t>(in.next(1) % 3);
+  const int32_t type = pick(test::gradient_types(), in);
+  const int32_t wire = pick(test::wire_types(), in);
   const test::Data data = test::kAllData[in.next(1) % 7];
-  test::Bucket got(shapes, type, wire, data, static_cast<int>(in.next(1) % 4), in.next(4));
-  test::Bucket want(got);
+  test::TensorList got(shapes, type, wire, data, static_cast<int>(in.next(1) % 4), in.next(4));
+  test::TensorList want(got);
   std::vector<long double> workspace(4096);
   uint32_t flag = 0;
   const int32_t status =
-      exact ? scalecom_indices_select_cpu(got.list(), got.count(), type, &flag, workspace.data(),
-                                          0, nullptr)
-            : scalecom_offsets_select_cpu(got.list(), got.count(), type, &flag, nullptr);
+      scalecom_offsets_select_cpu(got.list(), got.count(), exact ? SCALECOM_EXACT : SCALECOM_CHUNK,
+                                  type, &flag, workspace.data(), 0, nullptr);
   test::require(status == SCALECOM_OK, "select refused");
   test::require(flag == test::reference_select(want, exact), "finite flag");
   test::require_same(got, want, "select");

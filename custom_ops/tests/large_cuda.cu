@@ -89,12 +89,13 @@ int main() {
     residual[i] = residual_at(i);
   });
 
-  must(scalecom_offsets_select_cuda(&t, 1, SCALECOM_BFLOAT16, flags, nullptr) == SCALECOM_OK,
+  must(scalecom_offsets_select_cuda(&t, 1, SCALECOM_CHUNK, SCALECOM_BFLOAT16, flags, nullptr, 0,
+                                    nullptr) == SCALECOM_OK,
        "select");
   must(scalecom_compensated_check_cuda(&t, 1, SCALECOM_BFLOAT16, flags, nullptr) == SCALECOM_OK,
        "check");
-  must(scalecom_values_gather_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, INFINITY,
-                                   nullptr) == SCALECOM_OK,
+  must(scalecom_values_gather_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, INFINITY, nullptr) ==
+           SCALECOM_OK,
        "gather");
   must(scalecom_updates_apply_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, INFINITY, kBeta,
                                    nullptr) == SCALECOM_OK,

@@ -32,9 +32,9 @@ class Emulated : public CudaDevice {
   std::lock_guard<std::mutex> turn_;
 };
 
-#define REGISTER(name, kernel) \
-  REGISTER_KERNEL_BUILDER(      \
-      Name(name).Device(tensorflow::DEVICE_CPU).Label("emulated"), kernel<Emulated>)
+#define REGISTER(name, kernel)                                                         \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU).Label("emulated"), \
+                          kernel<Emulated>)
 
 REGISTER("ScalecomSelect", SelectKernel);
 REGISTER("ScalecomAnyNonfinite", AnyNonfiniteKernel);

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "tests/bucket.h"
+#include "tests/tensor_list.h"
 
 namespace test {
 
@@ -19,11 +19,9 @@ inline float flushed(double value) {
 
 inline float add(float a, float b) { return flushed(double{flushed(a)} + double{flushed(b)}); }
 inline float subtract(float a, float b) { return add(a, -b); }
-inline float multiply(float a, float b) {
-  return flushed(double{flushed(a)} * double{flushed(b)});
-}
+inline float multiply(float a, float b) { return flushed(double{flushed(a)} * double{flushed(b)}); }
 
-inline float compensated(const Bucket& b, const scalecom_tensor& t, int64_t i) {
+inline float compensated(const TensorList& b, const scalecom_tensor& t, int64_t i) {
   return add(t.residual[i], load(t.gradient, b.gradient_type, i));
 }
 
@@ -61,7 +59,7 @@ void for_each_chunk(const scalecom_tensor& t, Visit visit) {
   }
 }
 
-inline uint32_t reference_select(Bucket& b, bool exact_selection) {
+inline uint32_t reference_select(TensorList& b, bool exact_selection) {
   uint32_t nonfinite = 0;
   for (const scalecom_tensor& t : b.tensors) {
     for_each_chunk(t, [&](int64_t start, int64_t length, int64_t entry, int64_t kept) {
@@ -85,18 +83,18 @@ inline uint32_t reference_select(Bucket& b, bool exact_selection) {
   return nonfinite;
 }
 
-inline uint32_t reference_check(const Bucket& b) {
+inline uint32_t reference_check(const TensorList& b) {
   for (const scalecom_tensor& t : b.tensors) {
     for (int64_t i = 0; i < t.elements; ++i) {
-      const float p = t.residual != nullptr ? compensated(b, t, i)
-                                            : load(t.gradient, b.gradient_type, i);
+      const float p =
+          t.residual != nullptr ? compensated(b, t, i) : load(t.gradient, b.gradient_type, i);
       if (!isfinite(p)) return 1;
     }
   }
   return 0;
 }
 
-inline void reference_gather(Bucket& b, float limit) {
+inline void reference_gather(TensorList& b, float limit) {
   for (const scalecom_tensor& t : b.tensors) {
     for_each_chunk(t, [&](int64_t start, int64_t length, int64_t entry, int64_t kept) {
       for (int64_t i = entry; i < entry + kept; ++i) {
@@ -110,7 +108,7 @@ inline void reference_gather(Bucket& b, float limit) {
 }
 
 // Takes what was sent from `values`; the core works it out again.
-inline void reference_filter(Bucket& b, float beta) {
+inline void reference_filter(TensorList& b, float beta) {
   for (const scalecom_tensor& t : b.tensors) {
     const std::vector<float> before(t.residual, t.residual + t.elements);
     const auto gradient = [&](int64_t i) { return load(t.gradient, b.gradient_type, i); };
@@ -130,7 +128,7 @@ inline void reference_filter(Bucket& b, float beta) {
   }
 }
 
-inline void reference_scatter(Bucket& b) {
+inline void reference_scatter(TensorList& b) {
   for (const scalecom_tensor& t : b.tensors) {
     for (int64_t i = 0; i < t.elements; ++i) store(t.output, b.gradient_type, i, 0.0);
     for_each_chunk(t, [&](int64_t start, int64_t length, int64_t entry, int64_t kept) {

@@ -31,8 +31,7 @@ inline double small_float_decode(SmallFloat f, uint16_t bits) {
 inline uint16_t small_float_encode(SmallFloat f, double value) {
   const int bias = (1 << (f.exponent_bits - 1)) - 1;
   const uint16_t sign = signbit(value) ? 0x8000 : 0;
-  const uint16_t infinity =
-      static_cast<uint16_t>(((1 << f.exponent_bits) - 1) << f.fraction_bits);
+  const uint16_t infinity = static_cast<uint16_t>(((1 << f.exponent_bits) - 1) << f.fraction_bits);
   if (isnan(value)) return sign | infinity | static_cast<uint16_t>(1 << (f.fraction_bits - 1));
   if (isinf(value)) return sign | infinity;
   const double magnitude = fabs(value);

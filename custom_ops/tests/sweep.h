@@ -14,16 +14,15 @@
 
 namespace test {
 
-// A backend runs one function of the ABI on a bucket in host memory.
+// A backend runs one function of the ABI on a list of tensors in host memory.
 struct Backend {
-  std::function<int32_t(Bucket&, uint32_t*)> select;
-  std::function<int32_t(Bucket&, uint32_t*)> select_exact;
-  std::function<int32_t(Bucket&, uint32_t*)> check;
-  std::function<int32_t(Bucket&, float limit)> gather;
+  std::function<int32_t(TensorList&, int32_t selection, uint32_t*)> select;
+  std::function<int32_t(TensorList&, uint32_t*)> check;
+  std::function<int32_t(TensorList&, float limit)> gather;
   std::function<int32_t(uint32_t nonfinite, int32_t wire_type, void* value)> flag;
-  std::function<int32_t(Bucket&, float limit, float beta)> filter;
-  std::function<int32_t(Bucket&)> scatter;
-  std::function<int32_t(Bucket&, float limit, float beta)> apply;
+  std::function<int32_t(TensorList&, float limit, float beta)> filter;
+  std::function<int32_t(TensorList&)> scatter;
+  std::function<int32_t(TensorList&, float limit, float beta)> apply;
 };
 
 inline void require(bool condition, const std::string& what) {
@@ -40,7 +39,7 @@ inline bool same_number(const void* a, const void* b, int32_t type, int64_t inde
   return isnan(load(a, type, index)) && isnan(load(b, type, index));
 }
 
-inline void require_same(const Bucket& got, const Bucket& want, const std::string& what) {
+inline void require_same(const TensorList& got, const TensorList& want, const std::string& what) {
   for (size_t i = 0; i < got.tensors.size(); ++i) {
     const scalecom_tensor& g = got.tensors[i];
     const scalecom_tensor& w = want.tensors[i];
@@ -72,19 +71,18 @@ struct Case {
   std::string name;
 };
 
-// One step on one bucket. `corrupt` breaks offsets before they are used.
+// One step on one list. `corrupt` breaks offsets before they are used.
 inline void check_step(const Backend& backend, const Case& c, int32_t gradient_type,
                        int32_t wire_type, Data data, float limit, float beta, int shift,
                        bool corrupt, uint64_t seed) {
-  const std::string name = c.name + " " + type_name(gradient_type) + " wire " +
-                           type_name(wire_type) + " data " +
-                           std::to_string(static_cast<int>(data)) + " seed " +
-                           std::to_string(seed) + ": ";
-  Bucket got(c.shapes, gradient_type, wire_type, data, shift, seed);
-  Bucket want(got);
+  const std::string name =
+      c.name + " " + type_name(gradient_type) + " wire " + type_name(wire_type) + " data " +
+      std::to_string(static_cast<int>(data)) + " seed " + std::to_string(seed) + ": ";
+  TensorList got(c.shapes, gradient_type, wire_type, data, shift, seed);
+  TensorList want(got);
   uint32_t flag = 0;
-  const auto& select = c.exact_selection ? backend.select_exact : backend.select;
-  require(select(got, &flag) == SCALECOM_OK, name + "select refused");
+  const int32_t selection = c.exact_selection ? SCALECOM_EXACT : SCALECOM_CHUNK;
+  require(backend.select(got, selection, &flag) == SCALECOM_OK, name + "select refused");
   require(flag == reference_select(want, c.exact_selection), name + "select's finite flag");
   require_same(got, want, name + "select");
 
@@ -92,7 +90,7 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
   require(backend.check(got, &flag) == SCALECOM_OK, name + "check refused");
   require(flag == reference_check(want), name + "check's finite flag");
   // Without residuals: the gradients' own.
-  Bucket bare(got);
+  TensorList bare(got);
   for (scalecom_tensor& t : bare.tensors) t.residual = nullptr;
   flag = 0;
   require(backend.check(bare, &flag) == SCALECOM_OK, name + "check of gradients refused");
@@ -105,7 +103,7 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
       const int64_t kept = scalecom_tensor_kept(&got.tensors[i]);
       const bool rising = got.tensors[i].chunk_keep > SCALECOM_MAX_CHUNK_KEEP;
       for (int64_t j = rising ? std::max<int64_t>(0, kept - 1) : 0; j < kept; j += 3) {
-        for (const Bucket* b : {&got, &want}) offset_put(b->tensors[i], j, 0xffffffff);
+        for (const TensorList* b : {&got, &want}) offset_put(b->tensors[i], j, 0xffffffff);
       }
     }
   }
@@ -115,7 +113,7 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
 
   got.fill_reduced(seed + 1);
   want.fill_reduced(seed + 1);
-  Bucket fused(got);
+  TensorList fused(got);
   require(backend.filter(got, limit, beta) == SCALECOM_OK, name + "filter refused");
   reference_filter(want, beta);
   require_same(got, want, name + "filter");
@@ -127,7 +125,7 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
 }
 
 inline void check_flags(const Backend& backend) {
-  for (int32_t wire : {SCALECOM_FLOAT32, SCALECOM_FLOAT16, SCALECOM_BFLOAT16}) {
+  for (int32_t wire : wire_types()) {
     for (uint32_t nonfinite : {0u, 1u}) {
       double value = 5;  // room for one of any type
       require(backend.flag(nonfinite, wire, &value) == SCALECOM_OK, "flag refused");
@@ -138,8 +136,8 @@ inline void check_flags(const Backend& backend) {
 
 inline std::vector<Case> cases() {
   std::vector<Case> list;
-  const int64_t sizes[] = {0, 1, 2, 15, 16, 17, 63, 100, 255, 256, 257, 999, 1000, 1023, 4097,
-                           20011};
+  const int64_t sizes[] = {0,   1,   2,   15,  16,   17,   63,   100,
+                           255, 256, 257, 999, 1000, 1023, 4097, 20011};
   for (double ratio : {2.0, 3.5, 10.0, 100.0, 256.0, 1000.0, 10000.0}) {
     for (int64_t keep : {1, 2, 7, 10, 16}) {
       Case c;
@@ -170,11 +168,12 @@ inline void sweep(const std::vector<Backend>& backends, uint64_t stride) {
   for (const Backend& backend : backends) check_flags(backend);
   uint64_t seed = 1;
   int64_t steps = 0;
+  const std::vector<int32_t> wires = wire_types();
   for (const Case& c : cases()) {
-    for (int32_t type = 0; type < 4; ++type) {
+    for (int32_t type : gradient_types()) {
       for (Data data : kAllData) {
         if (++seed % stride != 0) continue;
-        const int32_t wire = static_cast<int32_t>(seed % 3);
+        const int32_t wire = wires[seed % wires.size()];
         const float limit = seed % 7 == 0 ? 0.0078125f : seed % 7 == 1 ? 65504.0f / 4 : INFINITY;
         const float beta = seed % 4 == 0 ? 0.1f : seed % 4 == 1 ? 0.7f : 1.0f;
         check_step(backends[seed % backends.size()], c, type, wire, data, limit, beta,

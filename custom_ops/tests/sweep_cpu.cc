@@ -5,37 +5,34 @@
 namespace {
 
 test::Backend backend(const scalecom_executor* executor) {
-  using test::Bucket;
+  using test::TensorList;
   test::Backend b;
-  b.select = [=](Bucket& k, uint32_t* flag) {
-    return scalecom_offsets_select_cpu(k.list(), k.count(), k.gradient_type, flag, executor);
-  };
-  b.select_exact = [=](Bucket& k, uint32_t* flag) {
-    const int64_t bytes = scalecom_indices_workspace_cpu(k.list(), k.count());
+  b.select = [=](TensorList& k, int32_t selection, uint32_t* flag) {
+    const int64_t bytes = scalecom_offsets_workspace_cpu(k.list(), k.count(), selection);
     const std::unique_ptr<long double[]> workspace(
         new long double[static_cast<size_t>(bytes) / sizeof(long double) + 1]);
-    return scalecom_indices_select_cpu(k.list(), k.count(), k.gradient_type, flag,
+    return scalecom_offsets_select_cpu(k.list(), k.count(), selection, k.gradient_type, flag,
                                        workspace.get(), bytes, executor);
   };
-  b.check = [=](Bucket& k, uint32_t* flag) {
+  b.check = [=](TensorList& k, uint32_t* flag) {
     return scalecom_compensated_check_cpu(k.list(), k.count(), k.gradient_type, flag, executor);
   };
-  b.gather = [=](Bucket& k, float limit) {
+  b.gather = [=](TensorList& k, float limit) {
     return scalecom_values_gather_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,
                                       executor);
   };
   b.flag = [](uint32_t nonfinite, int32_t wire_type, void* value) {
     return scalecom_flag_write_cpu(&nonfinite, wire_type, value);
   };
-  b.filter = [=](Bucket& k, float limit, float beta) {
+  b.filter = [=](TensorList& k, float limit, float beta) {
     return scalecom_residuals_filter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,
                                          beta, executor);
   };
-  b.scatter = [=](Bucket& k) {
+  b.scatter = [=](TensorList& k) {
     return scalecom_outputs_scatter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type,
                                         executor);
   };
-  b.apply = [=](Bucket& k, float limit, float beta) {
+  b.apply = [=](TensorList& k, float limit, float beta) {
     return scalecom_updates_apply_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,
                                       beta, executor);
   };

@@ -6,11 +6,9 @@
 
 namespace {
 
-using test::Bucket;
+using test::TensorList;
 
-void must(cudaError_t error) {
-  test::require(error == cudaSuccess, cudaGetErrorString(error));
-}
+void must(cudaError_t error) { test::require(error == cudaSuccess, cudaGetErrorString(error)); }
 
 // Device memory that lasts for the program; grows to the largest request.
 struct Arena {
@@ -26,11 +24,11 @@ struct Arena {
   }
 };
 
-// A bucket on the device: every array 256-byte aligned, then as far off 16 bytes as on the
+// A list on the device: every array 256-byte aligned, then as far off 16 bytes as on the
 // host.
-class DeviceBucket {
+class DeviceTensorList {
  public:
-  DeviceBucket(Bucket& host, Arena& arena) : host_(host), tensors(host.tensors) {
+  DeviceTensorList(TensorList& host, Arena& arena) : host_(host), tensors(host.tensors) {
     size_t at = 0;
     for (const test::Array& a : host.arrays) {
       at += reinterpret_cast<uintptr_t>(a.get()) % 16;
@@ -65,7 +63,7 @@ class DeviceBucket {
   }
 
  private:
-  Bucket& host_;
+  TensorList& host_;
   std::vector<size_t> places_;
   std::vector<char> staging_;
   char* data_;
@@ -74,15 +72,15 @@ class DeviceBucket {
   std::vector<scalecom_tensor> tensors;
 };
 
-Arena bucket_arena;
+Arena list_arena;
 Arena workspace_arena;
 uint32_t* device_flag;
 float* device_value;
 
-// Runs function(device tensors) there and brings the bucket and the flag back.
+// Runs function(device tensors) there and brings the list and the flag back.
 template <typename Function>
-int32_t run(Bucket& b, uint32_t* flag, const Function& function) {
-  DeviceBucket device(b, bucket_arena);
+int32_t run(TensorList& b, uint32_t* flag, const Function& function) {
+  DeviceTensorList device(b, list_arena);
   if (flag != nullptr) must(cudaMemcpy(device_flag, flag, 4, cudaMemcpyHostToDevice));
   const int32_t status = function(device.tensors.data());
   must(cudaDeviceSynchronize());
@@ -93,26 +91,21 @@ int32_t run(Bucket& b, uint32_t* flag, const Function& function) {
 
 test::Backend backend() {
   test::Backend b;
-  b.select = [](Bucket& k, uint32_t* flag) {
+  b.select = [](TensorList& k, int32_t selection, uint32_t* flag) {
     return run(k, flag, [&](const scalecom_tensor* t) {
-      return scalecom_offsets_select_cuda(t, k.count(), k.gradient_type, device_flag, nullptr);
-    });
-  };
-  b.select_exact = [](Bucket& k, uint32_t* flag) {
-    return run(k, flag, [&](const scalecom_tensor* t) {
-      const int64_t bytes = scalecom_indices_workspace_cuda(t, k.count());
+      const int64_t bytes = scalecom_offsets_workspace_cuda(t, k.count(), selection);
       void* workspace = workspace_arena.get(static_cast<size_t>(bytes));
       must(cudaMemset(workspace, 0xa5, static_cast<size_t>(bytes)));
-      return scalecom_indices_select_cuda(t, k.count(), k.gradient_type, device_flag, workspace,
-                                          bytes, nullptr);
+      return scalecom_offsets_select_cuda(t, k.count(), selection, k.gradient_type, device_flag,
+                                          workspace, bytes, nullptr);
     });
   };
-  b.check = [](Bucket& k, uint32_t* flag) {
+  b.check = [](TensorList& k, uint32_t* flag) {
     return run(k, flag, [&](const scalecom_tensor* t) {
       return scalecom_compensated_check_cuda(t, k.count(), k.gradient_type, device_flag, nullptr);
     });
   };
-  b.gather = [](Bucket& k, float limit) {
+  b.gather = [](TensorList& k, float limit) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
       return scalecom_values_gather_cuda(t, k.count(), k.gradient_type, k.wire_type, limit,
                                          nullptr);
@@ -120,23 +113,22 @@ test::Backend backend() {
   };
   b.flag = [](uint32_t nonfinite, int32_t wire_type, void* value) {
     must(cudaMemcpy(device_flag, &nonfinite, 4, cudaMemcpyHostToDevice));
-    const int32_t status =
-        scalecom_flag_write_cuda(device_flag, wire_type, device_value, nullptr);
+    const int32_t status = scalecom_flag_write_cuda(device_flag, wire_type, device_value, nullptr);
     must(cudaMemcpy(value, device_value, 4, cudaMemcpyDeviceToHost));
     return status;
   };
-  b.filter = [](Bucket& k, float limit, float beta) {
+  b.filter = [](TensorList& k, float limit, float beta) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_residuals_filter_cuda(t, k.count(), k.gradient_type, k.wire_type, limit,
-                                            beta, nullptr);
+      return scalecom_residuals_filter_cuda(t, k.count(), k.gradient_type, k.wire_type, limit, beta,
+                                            nullptr);
     });
   };
-  b.scatter = [](Bucket& k) {
+  b.scatter = [](TensorList& k) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
       return scalecom_outputs_scatter_cuda(t, k.count(), k.gradient_type, k.wire_type, nullptr);
     });
   };
-  b.apply = [](Bucket& k, float limit, float beta) {
+  b.apply = [](TensorList& k, float limit, float beta) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
       return scalecom_updates_apply_cuda(t, k.count(), k.gradient_type, k.wire_type, limit, beta,
                                          nullptr);

@@ -11,15 +11,13 @@ namespace scalecom {
 // launch, so nothing of it need outlive the call.
 class CudaDevice {
  public:
-  int32_t SelectOffsets(const List& l, uint32_t* nonfinite) const {
-    return scalecom_offsets_select_cuda(l.tensors, l.count, l.type, nonfinite, stream_);
+  int64_t Workspace(const List& l, int32_t selection) const {
+    return scalecom_offsets_workspace_cuda(l.tensors, l.count, selection);
   }
-  int64_t IndicesWorkspace(const List& l) const {
-    return scalecom_indices_workspace_cuda(l.tensors, l.count);
-  }
-  int32_t SelectIndices(const List& l, uint32_t* nonfinite, void* workspace, int64_t bytes) const {
-    return scalecom_indices_select_cuda(l.tensors, l.count, l.type, nonfinite, workspace, bytes,
-                                        stream_);
+  int32_t Select(const List& l, int32_t selection, uint32_t* nonfinite, void* workspace,
+                 int64_t bytes) const {
+    return scalecom_offsets_select_cuda(l.tensors, l.count, selection, l.type, nonfinite, workspace,
+                                        bytes, stream_);
   }
   int32_t Check(const List& l, uint32_t* nonfinite) const {
     return scalecom_compensated_check_cuda(l.tensors, l.count, l.type, nonfinite, stream_);
@@ -31,8 +29,7 @@ class CudaDevice {
     return scalecom_flag_write_cuda(nonfinite, wire, flag, stream_);
   }
   int32_t Apply(const List& l, int32_t wire, float beta) const {
-    return scalecom_updates_apply_cuda(l.tensors, l.count, l.type, wire, l.limit, beta,
-                                       stream_);
+    return scalecom_updates_apply_cuda(l.tensors, l.count, l.type, wire, l.limit, beta, stream_);
   }
 
  protected:

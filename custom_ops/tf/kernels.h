@@ -7,12 +7,15 @@
 #define SCALECOM_TF_KERNELS_H_
 
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "core/types.h"
 #include "scalecom/scalecom.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf/layout.h"
 #include "tf/residuals.h"
+#include "tf/types.h"
 
 namespace scalecom {
 
@@ -31,19 +34,6 @@ struct List {
   float limit;
 };
 
-inline int32_t TypeOf(DataType type) {
-  switch (type) {
-    case tensorflow::DT_HALF:
-      return SCALECOM_FLOAT16;
-    case tensorflow::DT_BFLOAT16:
-      return SCALECOM_BFLOAT16;
-    case tensorflow::DT_DOUBLE:
-      return SCALECOM_FLOAT64;
-    default:
-      return SCALECOM_FLOAT32;
-  }
-}
-
 // How values travel.
 struct Wire {
   int32_t type;
@@ -54,7 +44,7 @@ struct Wire {
     DataType wire;
     TF_RETURN_IF_ERROR(ctx->GetAttr("wire", &wire));
     TF_RETURN_IF_ERROR(ctx->GetAttr("limits", &limits));
-    type = TypeOf(wire);
+    TF_RETURN_IF_ERROR(TypeOf(wire, &type));
     bytes = tensorflow::DataTypeSize(wire);
     if (static_cast<int>(limits.size()) != tensors) {
       return absl::InvalidArgumentError(absl::StrCat("expected a limit for each of ", tensors,
@@ -121,12 +111,13 @@ class LayoutKernel : public OpKernel {
       return limits.empty() ? std::numeric_limits<float>::infinity() : limits[i];
     };
     for (int begin = 0, end; begin < size(); begin = end) {
-      for (end = begin; end < size() && layout_.type(end) == layout_.type(begin) &&
-                        limit(end) == limit(begin);
+      for (end = begin;
+           end < size() && layout_.type(end) == layout_.type(begin) && limit(end) == limit(begin);
            ++end) {
       }
-      TF_RETURN_IF_ERROR(call(List{tensors.data() + begin, end - begin,
-                                   TypeOf(layout_.type(begin)), limit(begin)}));
+      List list{tensors.data() + begin, end - begin, 0, limit(begin)};
+      TF_RETURN_IF_ERROR(TypeOf(layout_.type(begin), &list.type));
+      TF_RETURN_IF_ERROR(call(list));
     }
     return absl::OkStatus();
   }
@@ -144,7 +135,13 @@ inline void SetOffsets(const Packing& packing, char* words, std::vector<scalecom
 template <typename Device>
 class SelectKernel : public LayoutKernel<Device> {
  public:
-  using LayoutKernel<Device>::LayoutKernel;
+  explicit SelectKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("selection", &selections_));
+    OP_REQUIRES(
+        ctx, static_cast<int>(selections_.size()) == this->size(),
+        absl::InvalidArgumentError(absl::StrCat("expected a selection for each of ", this->size(),
+                                                " gradients; got ", selections_.size())));
+  }
 
  protected:
   absl::Status Run(OpKernelContext* ctx, Device* device) const override {
@@ -161,28 +158,33 @@ class SelectKernel : public LayoutKernel<Device> {
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT32, TensorShape({}), &nonfinite));
     TF_RETURN_IF_ERROR(device->Zero(nonfinite.data(), nonfinite.TotalBytes()));
     return this->ForEachRun(tensors, {}, [&](const List& list) {
-      return Select(ctx, device, list, static_cast<uint32_t*>(nonfinite.data()));
+      const int64_t first = list.tensors - tensors.data();
+      for (const Selection& selection : kSelections) {
+        std::vector<scalecom_tensor> chosen;
+        for (int64_t i = 0; i < list.count; ++i) {
+          if (selections_[first + i] == selection.name) chosen.push_back(list.tensors[i]);
+        }
+        if (chosen.empty()) continue;
+        TF_RETURN_IF_ERROR(
+            Select(ctx, device, selection,
+                   {chosen.data(), static_cast<int64_t>(chosen.size()), list.type, list.limit},
+                   static_cast<uint32_t*>(nonfinite.data())));
+      }
+      return absl::OkStatus();
     });
   }
 
  private:
-  static absl::Status Select(OpKernelContext* ctx, Device* device, const List& list,
-                             uint32_t* nonfinite) {
-    // The core has one function for several chunks, and one for a tensor that is one chunk.
-    std::vector<scalecom_tensor> chunked, whole;
-    for (const scalecom_tensor* t = list.tensors; t != list.tensors + list.count; ++t) {
-      (t->chunk_size == t->elements ? whole : chunked).push_back(*t);
-    }
-    const List chunks{chunked.data(), static_cast<int64_t>(chunked.size()), list.type, list.limit};
-    TF_RETURN_IF_ERROR(ToStatus(device->SelectOffsets(chunks, nonfinite), "select by chunks"));
-    if (whole.empty()) return absl::OkStatus();
-    const List exact{whole.data(), static_cast<int64_t>(whole.size()), list.type, list.limit};
-    const int64_t bytes = device->IndicesWorkspace(exact);
+  static absl::Status Select(OpKernelContext* ctx, Device* device, const Selection& selection,
+                             const List& list, uint32_t* nonfinite) {
+    const int64_t bytes = device->Workspace(list, selection.number);
     Tensor workspace;
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &workspace));
-    return ToStatus(device->SelectIndices(exact, nonfinite, workspace.data(), bytes),
-                    "select exactly");
+    return ToStatus(device->Select(list, selection.number, nonfinite, workspace.data(), bytes),
+                    "select");
   }
+
+  std::vector<std::string> selections_;  // of each tensor: a name of the table in scalecom.h
 };
 
 template <typename Device>
@@ -192,10 +194,10 @@ class AnyNonfiniteKernel : public OpKernel {
     int residuals;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("Ts", &types_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &residuals));
-    OP_REQUIRES(ctx, residuals == 0 || residuals == size(),
-                absl::InvalidArgumentError(absl::StrCat("expected one residual for each of ",
-                                                        size(), " gradients, or none; got ",
-                                                        residuals)));
+    OP_REQUIRES(
+        ctx, residuals == 0 || residuals == size(),
+        absl::InvalidArgumentError(absl::StrCat("expected one residual for each of ", size(),
+                                                " gradients, or none; got ", residuals)));
     compensated_ = residuals > 0;
   }
 
@@ -219,8 +221,8 @@ class AnyNonfiniteKernel : public OpKernel {
     for (int begin = 0, end; begin < size(); begin = end) {
       for (end = begin; end < size() && types_[end] == types_[begin]; ++end) {
       }
-      const List list{&tensors[begin], end - begin, TypeOf(types_[begin]),
-                      std::numeric_limits<float>::infinity()};
+      List list{&tensors[begin], end - begin, 0, std::numeric_limits<float>::infinity()};
+      OP_REQUIRES_OK(ctx, TypeOf(types_[begin], &list.type));
       OP_REQUIRES_OK(ctx, ToStatus(device.Check(list, static_cast<uint32_t*>(nonfinite->data())),
                                    "check for finite values"));
     }
@@ -277,8 +279,7 @@ class UpdateKernel : public LayoutKernel<Device> {
     OP_REQUIRES_OK(ctx, wire_.Read(ctx, this->size()));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("beta", &beta_));
     OP_REQUIRES(ctx, beta_ > 0 && beta_ <= 1,
-                absl::InvalidArgumentError(
-                    absl::StrCat("expected beta in (0, 1]; got ", beta_)));
+                absl::InvalidArgumentError(absl::StrCat("expected beta in (0, 1]; got ", beta_)));
   }
 
  protected:
@@ -297,8 +298,8 @@ class UpdateKernel : public LayoutKernel<Device> {
     for (int i = 0; i < count; ++i) {
       // The output takes the gradient's own buffer where nobody else needs it.
       Tensor* output;
-      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(),
-                                                               &output));
+      TF_RETURN_IF_ERROR(
+          ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output));
       tensors[i].output = Bytes(*output);
       if (!finite) TF_RETURN_IF_ERROR(device->Zero(output->data(), output->TotalBytes()));
     }

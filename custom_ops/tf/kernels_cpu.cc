@@ -20,29 +20,25 @@ class Cpu {
     std::memcpy(to, from, bytes);
     return absl::OkStatus();
   }
-  int32_t SelectOffsets(const List& l, uint32_t* nonfinite) const {
-    return scalecom_offsets_select_cpu(l.tensors, l.count, l.type, nonfinite, &executor_);
+  int64_t Workspace(const List& l, int32_t selection) const {
+    return scalecom_offsets_workspace_cpu(l.tensors, l.count, selection);
   }
-  int64_t IndicesWorkspace(const List& l) const {
-    return scalecom_indices_workspace_cpu(l.tensors, l.count);
-  }
-  int32_t SelectIndices(const List& l, uint32_t* nonfinite, void* workspace, int64_t bytes) const {
-    return scalecom_indices_select_cpu(l.tensors, l.count, l.type, nonfinite, workspace, bytes,
-                                       &executor_);
+  int32_t Select(const List& l, int32_t selection, uint32_t* nonfinite, void* workspace,
+                 int64_t bytes) const {
+    return scalecom_offsets_select_cpu(l.tensors, l.count, selection, l.type, nonfinite, workspace,
+                                       bytes, &executor_);
   }
   int32_t Check(const List& l, uint32_t* nonfinite) const {
     return scalecom_compensated_check_cpu(l.tensors, l.count, l.type, nonfinite, &executor_);
   }
   int32_t Gather(const List& l, int32_t wire) const {
-    return scalecom_values_gather_cpu(l.tensors, l.count, l.type, wire, l.limit,
-                                      &executor_);
+    return scalecom_values_gather_cpu(l.tensors, l.count, l.type, wire, l.limit, &executor_);
   }
   int32_t WriteFlag(const uint32_t* nonfinite, int32_t wire, void* flag) const {
     return scalecom_flag_write_cpu(nonfinite, wire, flag);
   }
   int32_t Apply(const List& l, int32_t wire, float beta) const {
-    return scalecom_updates_apply_cpu(l.tensors, l.count, l.type, wire, l.limit, beta,
-                                      &executor_);
+    return scalecom_updates_apply_cpu(l.tensors, l.count, l.type, wire, l.limit, beta, &executor_);
   }
 
  private:

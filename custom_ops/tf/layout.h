@@ -30,10 +30,10 @@ class Layout {
     }
     for (const auto* list : {&chunk_size_, &chunk_keep_, &tail_keep_, &offset_bytes_}) {
       if (static_cast<int>(list->size()) != size()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "expected chunk_size, chunk_keep, tail_keep and offset_bytes for each of ", size(),
-            " gradients; got ", chunk_size_.size(), ", ", chunk_keep_.size(), ", ",
-            tail_keep_.size(), " and ", offset_bytes_.size()));
+        return absl::InvalidArgumentError(
+            absl::StrCat("expected chunk_size, chunk_keep, tail_keep and offset_bytes for each of ",
+                         size(), " gradients; got ", chunk_size_.size(), ", ", chunk_keep_.size(),
+                         ", ", tail_keep_.size(), " and ", offset_bytes_.size()));
       }
     }
     return absl::OkStatus();
@@ -52,8 +52,9 @@ class Layout {
     tensor->offset_bytes = offset_bytes_[i];
     const char* expected = nullptr;
     if (scalecom_tensor_kept(tensor) < 0) {
-      expected = "chunk_size in 1 .. 2^(8 * offset_bytes), offset_bytes of 1, 2 or 4, chunk_keep in "
-                 "1 .. chunk_size, and tail_keep in 1 .. chunk_keep within a short last chunk";
+      expected =
+          "chunk_size in 1 .. 2^(8 * offset_bytes), offset_bytes of 1, 2 or 4, chunk_keep in "
+          "1 .. chunk_size, and tail_keep in 1 .. chunk_keep within a short last chunk";
     } else if (tensor->chunk_size == elements) {
       if (elements > UINT32_MAX) expected = "a selection over one chunk of less than 2^32 elements";
     } else if (tensor->chunk_keep > SCALECOM_MAX_CHUNK_KEEP) {
@@ -62,8 +63,8 @@ class Layout {
     if (expected == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
         "expected ", expected, "; got, for tensor ", i, " of ", elements, " elements, chunk_size ",
-        tensor->chunk_size, ", chunk_keep ", tensor->chunk_keep, ", tail_keep ",
-        tensor->tail_keep, ", offset_bytes ", tensor->offset_bytes));
+        tensor->chunk_size, ", chunk_keep ", tensor->chunk_keep, ", tail_keep ", tensor->tail_keep,
+        ", offset_bytes ", tensor->offset_bytes));
   }
 
  private:
@@ -78,8 +79,7 @@ struct Packing {
   int64_t kept = 0;                   // values
   int64_t words = 0;                  // of 32 bits
 
-  explicit Packing(const std::vector<scalecom_tensor>& tensors)
-      : first_offset(tensors.size()) {
+  explicit Packing(const std::vector<scalecom_tensor>& tensors) : first_offset(tensors.size()) {
     for (const scalecom_tensor& t : tensors) {
       first_kept.push_back(kept);
       kept += scalecom_tensor_kept(&t);

@@ -8,6 +8,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tf/layout.h"
+#include "tf/types.h"
 
 namespace scalecom {
 namespace {
@@ -38,8 +39,7 @@ absl::Status CheckVector(InferenceContext* c, int input, int64_t size, const cha
   ShapeHandle unused;
   if (c->Merge(c->input(input), c->Vector(size), &unused).ok()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("expected ", size, " elements of ", name,
-                                                 "; got shape ",
-                                                 c->DebugString(c->input(input))));
+                                                 "; got shape ", c->DebugString(c->input(input))));
 }
 
 absl::Status SelectShape(InferenceContext* c) {
@@ -83,15 +83,16 @@ REGISTER_OP("ScalecomSelect")
     .Input("gradients: Ts")
     .Input("residuals: N * resource")
     .Output("words: int32")
-    .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
+    .Attr(absl::StrCat("Ts: list(", Allowed(&ElementType::gradient), ") >= 1"))
     .Attr("N: int >= 1")
     .Attr("chunk_size: list(int)")
     .Attr("chunk_keep: list(int)")
     .Attr("tail_keep: list(int)")
     .Attr("offset_bytes: list(int)")
+    .Attr(absl::StrCat("selection: list(", AllowedSelections(), ")"))
     .SetShapeFn(SelectShape)
     .Doc(R"doc(
-Offsets of the largest |residual + gradient| of each chunk, packed.
+Offsets of the elements of residual + gradient that each tensor's rule selects, packed.
 
 The offsets of all tensors with 1-byte offsets come first, then those with 2, then with 4; each
 group is little-endian and padded with zeros to whole words.
@@ -101,7 +102,7 @@ REGISTER_OP("ScalecomAnyNonfinite")
     .Input("gradients: Ts")
     .Input("residuals: N * resource")
     .Output("nonfinite: uint32")
-    .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
+    .Attr(absl::StrCat("Ts: list(", Allowed(&ElementType::gradient), ") >= 1"))
     .Attr("N: int >= 0")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -116,9 +117,9 @@ REGISTER_OP("ScalecomGather")
     .Input("words: int32")
     .Input("nonfinite: uint32")
     .Output("values: wire")
-    .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
+    .Attr(absl::StrCat("Ts: list(", Allowed(&ElementType::gradient), ") >= 1"))
     .Attr("N: int >= 1")
-    .Attr("wire: {float, half, bfloat16}")
+    .Attr(absl::StrCat("wire: ", Allowed(&ElementType::wire)))
     .Attr("limits: list(float)")
     .Attr("chunk_size: list(int)")
     .Attr("chunk_keep: list(int)")
@@ -139,9 +140,9 @@ REGISTER_OP("ScalecomUpdate")
     .Input("reduced: wire")
     .Input("finite: bool")
     .Output("outputs: Ts")
-    .Attr("Ts: list({float, half, bfloat16, double}) >= 1")
+    .Attr(absl::StrCat("Ts: list(", Allowed(&ElementType::gradient), ") >= 1"))
     .Attr("N: int >= 1")
-    .Attr("wire: {float, half, bfloat16}")
+    .Attr(absl::StrCat("wire: ", Allowed(&ElementType::wire)))
     .Attr("limits: list(float)")
     .Attr("beta: float")
     .Attr("chunk_size: list(int)")

@@ -6,9 +6,9 @@
 #define SCALECOM_TEXT(...) SCALECOM_TEXT_OF(__VA_ARGS__)
 
 // Exported, so that no linker leaves it out. The value may be a list.
-#define SCALECOM_RECORD(name, ...)                                                            \
-  extern "C" {                                                                                \
-  extern const char scalecom_built_##name[] __attribute__((visibility("default")));           \
+#define SCALECOM_RECORD(name, ...)                                                             \
+  extern "C" {                                                                                 \
+  extern const char scalecom_built_##name[] __attribute__((visibility("default")));            \
   const char scalecom_built_##name[] = "scalecom_built:" #name "=" SCALECOM_TEXT(__VA_ARGS__); \
   }
 

@@ -32,10 +32,10 @@ class Residuals {
       tensorflow::Tensor* residual = vars_[i]->tensor();
       scalecom_tensor& t = (*tensors)[i];
       if (residual->dtype() != tensorflow::DT_FLOAT || residual->NumElements() != t.elements) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "expected a float32 residual of ", t.elements, " elements for tensor ", i, "; got ",
-            tensorflow::DataTypeString(residual->dtype()), " of shape ",
-            residual->shape().DebugString()));
+        return absl::InvalidArgumentError(
+            absl::StrCat("expected a float32 residual of ", t.elements, " elements for tensor ", i,
+                         "; got ", tensorflow::DataTypeString(residual->dtype()), " of shape ",
+                         residual->shape().DebugString()));
       }
       if (to_write) TF_RETURN_IF_ERROR(OwnBuffer(ctx, device, residual));
       t.residual = residual->flat<float>().data();

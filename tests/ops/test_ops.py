@@ -253,12 +253,20 @@ def test_the_twin_compiles_to_xla(case):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # XLA may fuse sums and products
 
 
-LAYOUT = dict(chunk_size=[10, 10], chunk_keep=[1, 1], tail_keep=[1, 1], offset_bytes=[1, 1])
+LAYOUT = dict(
+    chunk_size=[10, 10],
+    chunk_keep=[1, 1],
+    tail_keep=[1, 1],
+    offset_bytes=[1, 1],
+    selection=["chunk", "chunk"],
+)
 BAD_LAYOUTS = {
     "missing": (dict(chunk_size=[10]), "for each of 2 gradients; got 1, 2, 2 and 2"),
     "width": (dict(offset_bytes=[1, 3]), "tensor 1 of 100 elements.*offset_bytes 3"),
     "size": (dict(chunk_size=[10, 0]), "chunk_size in 1 .* tensor 1 .*chunk_size 0"),
     "keep": (dict(chunk_size=[10, 25], chunk_keep=[1, 17]), "at most 16 .* chunk_keep 17"),
+    "selections": (dict(selection=["chunk"]), "a selection for each of 2 gradients; got 1"),
+    "selection": (dict(selection=["chunk", "best"]), 'not in the list of allowed values: "chunk'),
 }
 
 

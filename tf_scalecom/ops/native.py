@@ -91,7 +91,12 @@ def _unsupported_tensor(tensor: TensorLayout) -> str | None:
 
 def select(gradients, residuals, layout):
     """See `Kernels`."""
-    return library().scalecom_select(gradients, _handles(residuals), **_attributes(layout))
+    return library().scalecom_select(
+        gradients,
+        _handles(residuals),
+        selection=[layout.tensors[i].selection for i in layout.compressed],
+        **_attributes(layout),
+    )
 
 
 def any_nonfinite(gradients, residuals=()):

@@ -1,6 +1,7 @@
-// The CPU functions of the C ABI, except exact selection: check, cut into tasks, run.
+// The CPU functions of the C ABI: check, cut into tasks, run.
 #include "core/cpu/kernels.h"
 #include "core/cpu/parallel.h"
+#include "core/cpu/select_exact.h"
 #include "core/validate.h"
 
 namespace scalecom {
@@ -23,9 +24,8 @@ void run_blocks(const scalecom_tensor* tensors, int64_t count, const scalecom_ex
              });
 }
 
-FinishOptions finish_options(const scalecom_tensor* tensors, int64_t count,
-                             int32_t gradient_type, int32_t wire_type, float wire_limit,
-                             float beta) {
+FinishOptions finish_options(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
+                             int32_t wire_type, float wire_limit, float beta) {
   const int64_t bytes = total(tensors, count, element_count) * type_bytes(gradient_type);
   return {wire_type, wire_limit, beta, bytes >= kStreamBytes};
 }
@@ -38,7 +38,9 @@ template <typename T>
 void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_type,
             float wire_limit) {
   const T* gradient = static_cast<const T*>(t.gradient);
-  const auto element_of = [&](int64_t entry) { return entry_element(t, entry / t.chunk_keep, entry); };
+  const auto element_of = [&](int64_t entry) {
+    return entry_element(t, entry / t.chunk_keep, entry);
+  };
   for (int64_t entry = first; entry < last; ++entry) {
     const int64_t later = element_of(minimum(entry + kAhead, last - 1));
     if (later >= 0) {
@@ -46,8 +48,8 @@ void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_
       __builtin_prefetch(gradient + later, 0, 2);
     }
     const int64_t element = element_of(entry);
-    const float p = element < 0 ? bits_float(0x7fc00000u)
-                                : t.residual[element] + to_float(gradient[element]);
+    const float p =
+        element < 0 ? bits_float(0x7fc00000u) : t.residual[element] + to_float(gradient[element]);
     wire_store(t.values, wire_type, entry, wire_limited(p, wire_limit));
   }
 }
@@ -80,14 +82,27 @@ int64_t scalecom_tensor_kept(const scalecom_tensor* tensor) {
 
 const char* scalecom_cpu_isa(void) { return kernels().isa; }
 
+int64_t scalecom_offsets_workspace_cpu(const scalecom_tensor* tensors, int64_t count,
+                                       int32_t selection) {
+  if (!layouts_valid(tensors, count)) return -1;
+  if (selection == SCALECOM_EXACT) return exact_workspace_bytes(tensors, count);
+  return kernels().of[SCALECOM_FLOAT32].select(selection) != nullptr ? 0 : -1;
+}
+
 int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors, int64_t count,
-                                    int32_t gradient_type, uint32_t* nonfinite,
+                                    int32_t selection, int32_t gradient_type, uint32_t* nonfinite,
+                                    void* workspace, int64_t workspace_bytes,
                                     const scalecom_executor* executor) {
   if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type) ||
-      !chunk_selection_valid(tensors, count) || !pointer_valid(nonfinite, 4)) {
+      !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  const auto select = kernels().select[gradient_type];
+  if (selection == SCALECOM_EXACT) {
+    return select_exact(tensors, count, gradient_type, nonfinite, workspace, workspace_bytes,
+                        executor);
+  }
+  const SelectLoop select = kernels().of[gradient_type].select(selection);
+  if (select == nullptr || !chunk_selection_valid(tensors, count)) return SCALECOM_INVALID_ARGUMENT;
   run_pieces(tensors, count, executor, chunk_piece,
              [&](const scalecom_tensor& t, int64_t first, int64_t last) {
                if (select(t, first, last)) raise_flag(nonfinite);
@@ -102,7 +117,7 @@ int32_t scalecom_compensated_check_cpu(const scalecom_tensor* tensors, int64_t c
       !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  const auto check = kernels().check[gradient_type];
+  const auto check = kernels().of[gradient_type].check;
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
     if (check(t, begin, end)) raise_flag(nonfinite);
   });
@@ -117,13 +132,13 @@ int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, int64_t count
                      wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  constexpr void (*kGather[])(const scalecom_tensor&, int64_t, int64_t, int32_t, float) = {
-      gather<float>, gather<float16>, gather<bfloat16>, gather<double>};
-  run_ranges(tensors, count, executor, kTaskEntries, kept_count,
-             [&](const scalecom_tensor& t, int64_t first, int64_t last) {
-               kGather[gradient_type](t, first, last, wire_type, wire_limit);
-             });
-  return SCALECOM_OK;
+  return with_gradient_type<CpuElements>(gradient_type, [&](auto zero) {
+    run_ranges(tensors, count, executor, kTaskEntries, kept_count,
+               [&](const scalecom_tensor& t, int64_t first, int64_t last) {
+                 gather<decltype(zero)>(t, first, last, wire_type, wire_limit);
+               });
+    return SCALECOM_OK;
+  });
 }
 
 int32_t scalecom_flag_write_cpu(const uint32_t* nonfinite, int32_t wire_type, void* flag) {
@@ -136,13 +151,12 @@ int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t co
                                       int32_t gradient_type, int32_t wire_type, float wire_limit,
                                       float beta, const scalecom_executor* executor) {
   if (!limit_valid(wire_limit) || !beta_valid(beta) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type,
-                     wire_type)) {
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   const FinishOptions options =
       finish_options(tensors, count, gradient_type, wire_type, wire_limit, beta);
-  const auto filter = kernels().filter[gradient_type];
+  const auto filter = kernels().of[gradient_type].filter;
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
     filter(t, begin, end, options);
   });
@@ -157,7 +171,7 @@ int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t cou
   }
   const FinishOptions options =
       finish_options(tensors, count, gradient_type, wire_type, 1.0f, 1.0f);
-  const auto scatter = kernels().scatter[gradient_type];
+  const auto scatter = kernels().of[gradient_type].scatter;
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
     scatter(t, begin, end, options);
   });
@@ -174,8 +188,8 @@ int32_t scalecom_updates_apply_cpu(const scalecom_tensor* tensors, int64_t count
   }
   const FinishOptions options =
       finish_options(tensors, count, gradient_type, wire_type, wire_limit, beta);
-  const auto filter = kernels().filter[gradient_type];
-  const auto scatter = kernels().scatter[gradient_type];
+  const auto filter = kernels().of[gradient_type].filter;
+  const auto scatter = kernels().of[gradient_type].scatter;
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
     filter(t, begin, end, options);
     scatter(t, begin, end, options);

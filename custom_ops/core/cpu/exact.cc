@@ -2,6 +2,7 @@
 // Reading four times needs 16 KiB of workspace a partition and no copy of a candidate.
 #include "core/cpu/kernels.h"
 #include "core/cpu/parallel.h"
+#include "core/cpu/select_exact.h"
 #include "core/validate.h"
 
 namespace scalecom {
@@ -45,20 +46,11 @@ void tally(const uint32_t* counters, int32_t key, int64_t* above, int64_t* equal
 
 int64_t partition_count(const scalecom_tensor& t) { return ceil_div(t.elements, kPartition); }
 
-int64_t workspace_bytes_needed(const scalecom_tensor* tensors, int64_t count) {
-  int64_t most = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t partitions = partition_count(tensors[i]);
-    if (partitions > 1) most = maximum(most, partitions);
-  }
-  return most * kRadixBins * int64_t{sizeof(uint32_t)};
-}
-
 // One tensor, its partitions spread over the executor. Returns whether p has a NaN or an
 // infinity.
-bool select_exact(const scalecom_tensor& t, int32_t type, uint32_t* counters,
-                  const scalecom_executor* executor) {
-  const Kernels& k = kernels();
+bool select_tensor(const scalecom_tensor& t, int32_t type, uint32_t* counters,
+                   const scalecom_executor* executor) {
+  const Loops& loops = kernels().of[type];
   const int64_t partitions = partition_count(t);
   const auto end_of = [&](int64_t p) { return minimum((p + 1) * kPartition, t.elements); };
   uint32_t nonfinite = 0;
@@ -68,7 +60,7 @@ bool select_exact(const scalecom_tensor& t, int32_t type, uint32_t* counters,
     run_tasks(executor, partitions, [&](int64_t p) {
       uint32_t* bins = counters + p * kRadixBins + radix_level(level).first;
       memset(bins, 0, sizeof *bins << radix_level(level).bits);
-      if (k.count[type](t, p * kPartition, end_of(p), level, threshold.key, bins)) {
+      if (loops.count(t, p * kPartition, end_of(p), level, threshold.key, bins)) {
         raise_flag(&nonfinite);
       }
     });
@@ -84,49 +76,42 @@ bool select_exact(const scalecom_tensor& t, int32_t type, uint32_t* counters,
       entry += above + taken;
       ties -= taken;
     }
-    k.emit[type](t, p * kPartition, end_of(p), threshold.key, ties, entry);
+    loops.emit(t, p * kPartition, end_of(p), threshold.key, ties, entry);
   });
   return nonfinite != 0;
 }
 
 }  // namespace
-}  // namespace scalecom
 
-using namespace scalecom;  // NOLINT: this file is the outside of the namespace
-
-extern "C" {
-
-int64_t scalecom_indices_workspace_cpu(const scalecom_tensor* tensors, int64_t count) {
-  if (count < 0 || (count > 0 && tensors == nullptr)) return -1;
+int64_t exact_workspace_bytes(const scalecom_tensor* tensors, int64_t count) {
+  int64_t most = 0;
   for (int64_t i = 0; i < count; ++i) {
-    if (!layout_valid(tensors[i])) return -1;
+    const int64_t partitions = partition_count(tensors[i]);
+    if (partitions > 1) most = maximum(most, partitions);
   }
-  return workspace_bytes_needed(tensors, count);
+  return most * kRadixBins * int64_t{sizeof(uint32_t)};
 }
 
-int32_t scalecom_indices_select_cpu(const scalecom_tensor* tensors, int64_t count,
-                                    int32_t gradient_type, uint32_t* nonfinite, void* workspace,
-                                    int64_t workspace_bytes, const scalecom_executor* executor) {
-  if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type) ||
-      !exact_selection_valid(tensors, count) || !pointer_valid(nonfinite, 4)) {
-    return SCALECOM_INVALID_ARGUMENT;
-  }
-  const int64_t needed = workspace_bytes_needed(tensors, count);
+int32_t select_exact(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
+                     uint32_t* nonfinite, void* workspace, int64_t workspace_bytes,
+                     const scalecom_executor* executor) {
+  if (!exact_selection_valid(tensors, count)) return SCALECOM_INVALID_ARGUMENT;
+  const int64_t needed = exact_workspace_bytes(tensors, count);
   if (needed > 0 && !pointer_valid(workspace, 16)) return SCALECOM_INVALID_ARGUMENT;
   if (workspace_bytes < needed) return SCALECOM_WORKSPACE_TOO_SMALL;
   // Small tensors: each is one task, with its counters on the stack.
   run_tasks(executor, count, [&](int64_t i) {
     if (partition_count(tensors[i]) != 1) return;
     uint32_t counters[kRadixBins];
-    if (select_exact(tensors[i], gradient_type, counters, nullptr)) raise_flag(nonfinite);
+    if (select_tensor(tensors[i], gradient_type, counters, nullptr)) raise_flag(nonfinite);
   });
   for (int64_t i = 0; i < count; ++i) {
     if (partition_count(tensors[i]) < 2) continue;
-    if (select_exact(tensors[i], gradient_type, static_cast<uint32_t*>(workspace), executor)) {
+    if (select_tensor(tensors[i], gradient_type, static_cast<uint32_t*>(workspace), executor)) {
       raise_flag(nonfinite);
     }
   }
   return SCALECOM_OK;
 }
 
-}  // extern "C"
+}  // namespace scalecom

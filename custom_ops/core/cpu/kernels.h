@@ -23,22 +23,30 @@ struct FinishOptions {
   bool stream;  // write the output past the cache
 };
 
-struct Kernels {
-  const char* isa;
-  // Offsets of the largest |p| of chunks [begin, end).
-  bool (*select[4])(const scalecom_tensor&, int64_t begin, int64_t end);
+// Offsets that a rule selects in chunks [begin, end).
+using SelectLoop = bool (*)(const scalecom_tensor&, int64_t begin, int64_t end);
+
+// The loops for one gradient type.
+struct Loops {
+  // The loop of a rule that looks at one chunk at a time; null for any other.
+  SelectLoop (*select)(int32_t selection);
   // Is a p, or without a residual a gradient, not finite?
-  bool (*check[4])(const scalecom_tensor&, int64_t begin, int64_t end);
+  bool (*check)(const scalecom_tensor&, int64_t begin, int64_t end);
   // Updates of the residual and of the output; begin is a multiple of kBlock.
-  void (*filter[4])(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
-  void (*scatter[4])(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
+  void (*filter)(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
+  void (*scatter)(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
   // Adds to bins[] the elements whose key agrees with `prefix` above the level's bits.
-  bool (*count[4])(const scalecom_tensor&, int64_t begin, int64_t end, int level,
-                   int32_t prefix, uint32_t* bins);
+  bool (*count)(const scalecom_tensor&, int64_t begin, int64_t end, int level, int32_t prefix,
+                uint32_t* bins);
   // Writes the indices with key > threshold, and the first `ties` of those equal to it, as
   // entries from `entry` on.
-  void (*emit[4])(const scalecom_tensor&, int64_t begin, int64_t end, int32_t threshold,
-                  int64_t ties, int64_t entry);
+  void (*emit)(const scalecom_tensor&, int64_t begin, int64_t end, int32_t threshold, int64_t ties,
+               int64_t entry);
+};
+
+struct Kernels {
+  const char* isa;
+  Loops of[kElementTypeCount];  // null where no gradient has the type
 };
 
 const Kernels& portable_kernels();

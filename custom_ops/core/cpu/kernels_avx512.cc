@@ -8,7 +8,8 @@
 #include "core/cpu/kernels.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), \
+                             apply_to = function)
 #else
 // GCC 12's own intrinsics copy from a variable they leave undefined on purpose.
 #pragma GCC diagnostic ignored "-Wuninitialized"

@@ -1,14 +1,20 @@
-// Closes each kernels_*.cc: the inner loops for the four gradient types.
+// Closes each kernels_*.cc: the inner loops for every gradient type.
 #include "core/cpu/exact.h"
 #include "core/cpu/finish.h"
 #include "core/cpu/select.h"
 
+template <typename T, bool kGradient>
+constexpr Loops loops() {
+  if constexpr (kGradient) {
+    return {select<T>, check<T>, filter<T>, scatter<T>, count<T>, emit<T>};
+  } else {
+    return {};
+  }
+}
+
 constexpr Kernels table(const char* isa) {
-  return {isa,
-          {select<float>, select<float16>, select<bfloat16>, select<double>},
-          {check<float>, check<float16>, check<bfloat16>, check<double>},
-          {filter<float>, filter<float16>, filter<bfloat16>, filter<double>},
-          {scatter<float>, scatter<float16>, scatter<bfloat16>, scatter<double>},
-          {count<float>, count<float16>, count<bfloat16>, count<double>},
-          {emit<float>, emit<float16>, emit<bfloat16>, emit<double>}};
+#define SCALECOM_ROW(NAME, number, name, bytes, gradient, wire) \
+  loops<CpuElements::name, gradient>(),
+  return {isa, {SCALECOM_TYPES(SCALECOM_ROW)}};
+#undef SCALECOM_ROW
 }

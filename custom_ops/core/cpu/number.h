@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "scalecom/scalecom.h"
+#include "core/types.h"
 
 namespace scalecom {
 
@@ -16,6 +16,14 @@ struct float16 {
 
 struct bfloat16 {
   uint16_t bits;
+};
+
+// The types of the table in scalecom.h.
+struct CpuElements {
+  using float32 = float;
+  using float16 = scalecom::float16;
+  using bfloat16 = scalecom::bfloat16;
+  using float64 = double;
 };
 
 inline uint32_t float_bits(float value) {
@@ -101,19 +109,13 @@ inline void from_float(float value, float16* out) {
 
 // Entry `index` of an array in the type that travels.
 inline float wire_load(const void* array, int32_t type, int64_t index) {
-  switch (type) {
-    case SCALECOM_FLOAT16: return to_float(static_cast<const float16*>(array)[index]);
-    case SCALECOM_BFLOAT16: return to_float(static_cast<const bfloat16*>(array)[index]);
-    default: return static_cast<const float*>(array)[index];
-  }
+  return with_wire_type<CpuElements>(
+      type, [=](auto zero) { return to_float(static_cast<const decltype(zero)*>(array)[index]); });
 }
 
 inline void wire_store(void* array, int32_t type, int64_t index, float value) {
-  switch (type) {
-    case SCALECOM_FLOAT16: from_float(value, static_cast<float16*>(array) + index); break;
-    case SCALECOM_BFLOAT16: from_float(value, static_cast<bfloat16*>(array) + index); break;
-    default: static_cast<float*>(array)[index] = value;
-  }
+  with_wire_type<CpuElements>(
+      type, [=](auto zero) { from_float(value, static_cast<decltype(zero)*>(array) + index); });
 }
 
 // A finite value as gather limits it before it travels.
@@ -126,13 +128,10 @@ inline float wire_limited(float value, float limit) {
 
 // What arrives of a value that travels.
 inline float wire_round(float value, int32_t type) {
-  float16 half;
-  bfloat16 brain;
-  switch (type) {
-    case SCALECOM_FLOAT16: from_float(value, &half); return to_float(half);
-    case SCALECOM_BFLOAT16: from_float(value, &brain); return to_float(brain);
-    default: return value;
-  }
+  return with_wire_type<CpuElements>(type, [=](auto sent) {
+    from_float(value, &sent);
+    return to_float(sent);
+  });
 }
 
 }  // namespace scalecom

@@ -22,17 +22,17 @@ bool select_one(const scalecom_tensor& t, int64_t begin, int64_t end) {
     }
     if (i < length) {
       const int64_t rest = length - i;
-      const Key key = Simd::choose(
-          Simd::first(rest),
-          Simd::key(Simd::add(Simd::load_first(residual + i, rest),
-                              Simd::load_first(gradient + i, rest))),
-          Simd::splat(-1));
+      const Key key = Simd::choose(Simd::first(rest),
+                                   Simd::key(Simd::add(Simd::load_first(residual + i, rest),
+                                                       Simd::load_first(gradient + i, rest))),
+                                   Simd::splat(-1));
       where = Simd::choose(Simd::greater(key, best), offset, where);
       best = Simd::max(best, key);
     }
     const int32_t top = Simd::reduce_max(best);
-    offset_store(t, chunk, Simd::reduce_min_unsigned(Simd::choose(
-                               Simd::equal(best, Simd::splat(top)), where, Simd::splat(-1))));
+    offset_store(t, chunk,
+                 Simd::reduce_min_unsigned(
+                     Simd::choose(Simd::equal(best, Simd::splat(top)), where, Simd::splat(-1))));
     highest = top > highest ? top : highest;
   }
   return highest >= kInfinityKey;
@@ -182,8 +182,8 @@ bool select_few(const scalecom_tensor& t, int64_t begin, int64_t end) {
     Few few(keep);
     for (int64_t i = 0; i < length; i += kSelectBlock) {
       const int64_t size = minimum(kSelectBlock, length - i);
-      const int32_t top = block.fill(t.residual + start + i,
-                                     static_cast<const T*>(t.gradient) + start + i, size);
+      const int32_t top =
+          block.fill(t.residual + start + i, static_cast<const T*>(t.gradient) + start + i, size);
       highest = top > highest ? top : highest;
       int32_t bound = few.floor();
       if (top < bound) continue;
@@ -203,6 +203,14 @@ bool select_few(const scalecom_tensor& t, int64_t begin, int64_t end) {
 }
 
 template <typename T>
-bool select(const scalecom_tensor& t, int64_t begin, int64_t end) {
+bool select_largest(const scalecom_tensor& t, int64_t begin, int64_t end) {
   return t.chunk_keep == 1 ? select_one<T>(t, begin, end) : select_few<T>(t, begin, end);
+}
+
+template <typename T>
+SelectLoop select(int32_t selection) {
+  switch (selection) {
+    case SCALECOM_CHUNK: return select_largest<T>;
+    default: return nullptr;
+  }
 }

@@ -33,9 +33,7 @@ struct Simd {
 
   static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
   static void store_first(float* p, int64_t n, Float v) { _mm256_maskstore_ps(p, first(n), v); }
-  static void store(int32_t* p, Key v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
-  }
+  static void store(int32_t* p, Key v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   static Key load_keys(const int32_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }

@@ -24,9 +24,7 @@ struct Simd {
   }
 
   // The first n < kLanes elements, zeros behind them; touches no others.
-  static Float load_first(const float* p, int64_t n) {
-    return _mm512_maskz_loadu_ps(prefix(n), p);
-  }
+  static Float load_first(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(prefix(n), p); }
   static Float load_first(const float16* p, int64_t n) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(prefix(n), p));
   }
@@ -42,9 +40,7 @@ struct Simd {
   }
 
   static void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
-  static void store_first(float* p, int64_t n, Float v) {
-    _mm512_mask_storeu_ps(p, prefix(n), v);
-  }
+  static void store_first(float* p, int64_t n, Float v) { _mm512_mask_storeu_ps(p, prefix(n), v); }
   static void store(int32_t* p, Key v) { _mm512_storeu_si512(p, v); }
   static Key load_keys(const int32_t* p) { return _mm512_loadu_si512(p); }
 

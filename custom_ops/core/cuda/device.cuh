@@ -7,14 +7,26 @@
 
 #include <type_traits>
 
+#include "core/cuda/policy.h"
 #include "core/layout.h"
+#include "core/types.h"
 
 namespace scalecom {
+// Apart from the CPU's functions of the same names, which the emulated kernels are linked with.
+inline namespace cuda {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = Policy::kThreads;
+constexpr int kVector = Policy::kVector;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kVector = 4;  // elements of one load
+
+// The types of the table in scalecom.h.
+struct CudaElements {
+  using float32 = float;
+  using float16 = __half;
+  using bfloat16 = __nv_bfloat16;
+  using float64 = double;
+};
 
 __device__ __forceinline__ float to_float(float v) { return v; }
 __device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
@@ -43,21 +55,14 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
 }
 
 __device__ __forceinline__ float wire_load(const void* array, int32_t type, int64_t i) {
-  switch (type) {
-    case SCALECOM_FLOAT16: return to_float(static_cast<const __half*>(array)[i]);
-    case SCALECOM_BFLOAT16: return to_float(static_cast<const __nv_bfloat16*>(array)[i]);
-    default: return static_cast<const float*>(array)[i];
-  }
+  return with_wire_type<CudaElements>(
+      type, [=](auto zero) { return to_float(static_cast<const decltype(zero)*>(array)[i]); });
 }
 
 __device__ __forceinline__ void wire_store(void* array, int32_t type, int64_t i, float v) {
-  switch (type) {
-    case SCALECOM_FLOAT16: static_cast<__half*>(array)[i] = from_float<__half>(v); break;
-    case SCALECOM_BFLOAT16:
-      static_cast<__nv_bfloat16*>(array)[i] = from_float<__nv_bfloat16>(v);
-      break;
-    default: static_cast<float*>(array)[i] = v;
-  }
+  with_wire_type<CudaElements>(type, [=](auto zero) {
+    static_cast<decltype(zero)*>(array)[i] = from_float<decltype(zero)>(v);
+  });
 }
 
 // A finite value as gather limits it before it travels.
@@ -67,11 +72,8 @@ __device__ __forceinline__ float wire_limited(float v, float limit) {
 
 // What arrives of a value that travels.
 __device__ __forceinline__ float wire_round(float v, int32_t type) {
-  switch (type) {
-    case SCALECOM_FLOAT16: return to_float(from_float<__half>(v));
-    case SCALECOM_BFLOAT16: return to_float(from_float<__nv_bfloat16>(v));
-    default: return v;
-  }
+  return with_wire_type<CudaElements>(
+      type, [=](auto zero) { return to_float(from_float<decltype(zero)>(v)); });
 }
 
 __device__ __forceinline__ int32_t key_of(float p) {
@@ -129,8 +131,8 @@ __device__ __forceinline__ bool vector_aligned(const T* p) {
 // multiple of 4: chunks need not begin at one, vectors do.
 template <typename T>
 __device__ __forceinline__ void load_keys(const T* gradient, const float* residual, bool aligned,
-                                          int64_t elements, int64_t at, int64_t begin,
-                                          int64_t end, int32_t (&keys)[kVector]) {
+                                          int64_t elements, int64_t at, int64_t begin, int64_t end,
+                                          int32_t (&keys)[kVector]) {
   if (aligned && at + kVector <= elements) {
     const Vector m = load_vector(residual + at);
     const Vector g = load_vector(gradient + at);
@@ -152,6 +154,7 @@ __device__ __forceinline__ void raise_flag(uint32_t* nonfinite, int32_t highest)
   if (highest >= kInfinityKey) atomicOr(nonfinite, 1u);
 }
 
+}  // namespace cuda
 }  // namespace scalecom
 
 #endif  // SCALECOM_CORE_CUDA_DEVICE_CUH_

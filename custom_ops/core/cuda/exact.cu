@@ -3,14 +3,14 @@
 // Every launch covers the whole list: three times count and descend, then tally the tiles,
 // scan the tallies, and emit the indices in order.
 #include "core/cuda/launch.cuh"
+#include "core/cuda/select_exact.h"
 #include "core/radix.h"
 #include "core/validate.h"
-#include "scalecom/scalecom_cuda.h"
 
 namespace scalecom {
 namespace {
 
-constexpr int kVectors = 8;
+constexpr int kVectors = Policy::Exact::kVectors;
 constexpr int kStep = kThreads * kVector;  // elements that a block takes at a time
 constexpr int kTile = kStep * kVectors;
 
@@ -59,8 +59,7 @@ struct Tensor {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    count_bins(const List __grid_constant__ list, Workspace work, int level,
-               uint32_t* nonfinite) {
+    count_bins(const List __grid_constant__ list, Workspace work, int level, uint32_t* nonfinite) {
   __shared__ uint32_t bins[1 << 11];
   const RadixLevel radix = radix_level(level);
   for (int i = threadIdx.x; i < 1 << radix.bits; i += kThreads) bins[i] = 0;
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
   State& state = work.states[unit.tensor];
   const int32_t prefix = state.key;
   int32_t highest = 0;
-#pragma unroll 4
+#pragma unroll Policy::Exact::kUnroll
   for (int step = 0; step < kVectors; ++step) {
     int32_t keys[kVector];
     tensor.keys(unit.index, step, keys);
@@ -115,9 +114,7 @@ __global__ void descend(const List __grid_constant__ list, Workspace work, int l
   }
 }
 
-__device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
-  return __reduce_add_sync(kAllLanes, v);
-}
+__device__ __forceinline__ uint32_t warp_sum(uint32_t v) { return __reduce_add_sync(kAllLanes, v); }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -130,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t threshold = work.states[unit.tensor].key;
   uint32_t above = 0;
   uint32_t equal = 0;
-#pragma unroll 4
+#pragma unroll Policy::Exact::kUnroll
   for (int step = 0; step < kVectors; ++step) {
     int32_t keys[kVector];
     tensor.keys(unit.index, step, keys);
@@ -235,13 +232,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// States of every tensor, then tallies of every tile.
-int64_t workspace_bytes_needed(const scalecom_tensor* tensors, int64_t count) {
-  int64_t tiles = 0;
-  for (int64_t i = 0; i < count; ++i) tiles += tile_count(tensors[i]);
-  return count * int64_t{sizeof(State)} + tiles * int64_t{sizeof(Tally)};
-}
-
 template <typename T>
 int32_t launch_exact(const scalecom_tensor* tensors, int64_t count, uint32_t* nonfinite,
                      void* workspace, void* stream) {
@@ -266,36 +256,24 @@ int32_t launch_exact(const scalecom_tensor* tensors, int64_t count, uint32_t* no
 }
 
 }  // namespace
-}  // namespace scalecom
 
-using namespace scalecom;  // NOLINT: this part of the file is the outside of the namespace
-
-extern "C" {
-
-int64_t scalecom_indices_workspace_cuda(const scalecom_tensor* tensors, int64_t count) {
-  if (count < 0 || (count > 0 && tensors == nullptr)) return -1;
-  for (int64_t i = 0; i < count; ++i) {
-    if (!layout_valid(tensors[i])) return -1;
-  }
-  return workspace_bytes_needed(tensors, count);
+// States of every tensor, then tallies of every tile.
+int64_t cuda::exact_workspace_bytes(const scalecom_tensor* tensors, int64_t count) {
+  int64_t tiles = 0;
+  for (int64_t i = 0; i < count; ++i) tiles += tile_count(tensors[i]);
+  return count * int64_t{sizeof(State)} + tiles * int64_t{sizeof(Tally)};
 }
 
-int32_t scalecom_indices_select_cuda(const scalecom_tensor* tensors, int64_t count,
-                                     int32_t gradient_type, uint32_t* nonfinite, void* workspace,
-                                     int64_t workspace_bytes, void* stream) {
-  if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type) ||
-      !exact_selection_valid(tensors, count) || !pointer_valid(nonfinite, 4) ||
-      (count > 0 && !pointer_valid(workspace, 16))) {
+int32_t cuda::select_exact(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
+                           uint32_t* nonfinite, void* workspace, int64_t workspace_bytes,
+                           void* stream) {
+  if (!exact_selection_valid(tensors, count) || (count > 0 && !pointer_valid(workspace, 16))) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  if (workspace_bytes < workspace_bytes_needed(tensors, count)) {
-    return SCALECOM_WORKSPACE_TOO_SMALL;
-  }
-  int32_t status = SCALECOM_OK;
-  with_type(gradient_type, [&](auto zero) {
-    status = launch_exact<decltype(zero)>(tensors, count, nonfinite, workspace, stream);
+  if (workspace_bytes < exact_workspace_bytes(tensors, count)) return SCALECOM_WORKSPACE_TOO_SMALL;
+  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
+    return launch_exact<decltype(zero)>(tensors, count, nonfinite, workspace, stream);
   });
-  return status;
 }
 
-}  // extern "C"
+}  // namespace scalecom

@@ -6,8 +6,7 @@
 namespace scalecom {
 namespace {
 
-// Elements of one block: four vectors a thread, all loaded before the first is used.
-constexpr int kVectors = 4;
+constexpr int kVectors = Policy::Finish::kVectors;
 constexpr int kTile = kThreads * kVectors * kVector;
 
 SCALECOM_HD int64_t tile_count(const scalecom_tensor& t) { return ceil_div(t.elements, kTile); }
@@ -68,8 +67,7 @@ __device__ int64_t warp_lower_bound(const scalecom_tensor& t, int64_t begin, int
   while (begin < end) {
     const int64_t step = ceil_div(end - begin, kWarp);
     const int64_t probe = begin + lane * step;
-    const bool below =
-        probe < end && static_cast<int64_t>(offset_load(t, probe)) < offset;
+    const bool below = probe < end && static_cast<int64_t>(offset_load(t, probe)) < offset;
     const int passed = __popc(__ballot_sync(kAllLanes, below));
     if (passed == 0) return begin;
     const int64_t last_below = begin + (passed - 1) * step;
@@ -87,9 +85,8 @@ struct FinishOptions {
 
 // Filter and scatter of one tile. Slot e of shared memory says which entry selected element
 // e of the tile, if any: every element is then read and written once, by one thread.
-// Three blocks a multiprocessor: for a fourth, ptxas would spill.
 template <typename T, bool kFilter, bool kScatter>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, Policy::Finish::kBlocks)
     finish(const List __grid_constant__ list, FinishOptions options) {
   alignas(16) __shared__ uint16_t slots[kTile];
   __shared__ int64_t found[2];
@@ -177,8 +174,8 @@ __global__ void __launch_bounds__(kThreads, 3)
         const float p = __fadd_rn(m[v].lane[i], g[v].lane[i]);
         const float sent = wire_round(wire_limited(p, options.wire_limit), options.wire_type);
         const float unsent = __fsub_rn(p, sent);
-        residual.lane[i] = __fadd_rn(__fmul_rn(forget, m[v].lane[i]),
-                                     __fmul_rn(options.beta, unsent));
+        residual.lane[i] =
+            __fadd_rn(__fmul_rn(forget, m[v].lane[i]), __fmul_rn(options.beta, unsent));
       }
       if (kScatter) dense.lane[i] = wire_load(t.reduced, options.wire_type, entry);
     }
@@ -199,14 +196,12 @@ __global__ void __launch_bounds__(kThreads, 3)
 template <bool kFilter, bool kScatter>
 int32_t launch_finish(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
                       FinishOptions options, void* stream) {
-  int32_t status = SCALECOM_OK;
-  with_type(gradient_type, [&](auto zero) {
-    status = launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
+  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
+    return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
       start_kernel(finish<decltype(zero), kFilter, kScatter>, blocks, kThreads, stream, list,
                    options);
     });
   });
-  return status;
 }
 
 }  // namespace
@@ -217,19 +212,16 @@ using namespace scalecom;  // NOLINT: this part of the file is the outside of th
 extern "C" {
 
 int32_t scalecom_compensated_check_cuda(const scalecom_tensor* tensors, int64_t count,
-                                        int32_t gradient_type, uint32_t* nonfinite,
-                                        void* stream) {
+                                        int32_t gradient_type, uint32_t* nonfinite, void* stream) {
   if (!tensors_valid(tensors, count, kGradient | kResidualOrNull, gradient_type) ||
       !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  int32_t status = SCALECOM_OK;
-  with_type(gradient_type, [&](auto zero) {
-    status = launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
+  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
+    return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
       start_kernel(check<decltype(zero)>, blocks, kThreads, stream, list, nonfinite);
     });
   });
-  return status;
 }
 
 int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t count,
@@ -243,14 +235,11 @@ int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t coun
   const auto blocks_for = [](const scalecom_tensor& t) {
     return ceil_div(kept_count(t), kThreads);
   };
-  int32_t status = SCALECOM_OK;
-  with_type(gradient_type, [&](auto zero) {
-    status = launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
-      start_kernel(gather<decltype(zero)>, blocks, kThreads, stream, list, wire_type,
-                   wire_limit);
+  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
+    return launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
+      start_kernel(gather<decltype(zero)>, blocks, kThreads, stream, list, wire_type, wire_limit);
     });
   });
-  return status;
 }
 
 int32_t scalecom_flag_write_cuda(const uint32_t* nonfinite, int32_t wire_type, void* flag,
@@ -264,8 +253,7 @@ int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t c
                                        int32_t gradient_type, int32_t wire_type, float wire_limit,
                                        float beta, void* stream) {
   if (!limit_valid(wire_limit) || !beta_valid(beta) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type,
-                     wire_type)) {
+      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   return launch_finish<true, false>(tensors, count, gradient_type, {wire_type, wire_limit, beta},
@@ -277,8 +265,7 @@ int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t co
   if (!tensors_valid(tensors, count, kOffsets | kReduced | kOutput, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return launch_finish<false, true>(tensors, count, gradient_type, {wire_type, 1.0f, 1.0f},
-                                    stream);
+  return launch_finish<false, true>(tensors, count, gradient_type, {wire_type, 1.0f, 1.0f}, stream);
 }
 
 int32_t scalecom_updates_apply_cuda(const scalecom_tensor* tensors, int64_t count,

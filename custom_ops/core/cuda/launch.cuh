@@ -7,11 +7,12 @@
 #include "core/cuda/device.cuh"
 
 namespace scalecom {
+inline namespace cuda {
 
-// As many as fit the 32 KiB of kernel parameters: no table to allocate, copy or keep alive.
-constexpr int kListTensors = 256;
+constexpr int kListTensors = Policy::kListTensors;
 
-// Block b works on unit b - first[i] of its tensor i.
+// A parameter of the kernel: no table to allocate, copy or keep alive. Block b works on unit b -
+// first[i] of its tensor i.
 struct List {
   int64_t first[kListTensors + 1];
   scalecom_tensor tensors[kListTensors];
@@ -62,17 +63,7 @@ int32_t launch_lists(const scalecom_tensor* tensors, int64_t count, const Units&
   return SCALECOM_OK;
 }
 
-// Calls function(T{}) with the element type of a gradient.
-template <typename Function>
-void with_type(int32_t type, const Function& function) {
-  switch (type) {
-    case SCALECOM_FLOAT32: function(float{}); break;
-    case SCALECOM_FLOAT16: function(__half{}); break;
-    case SCALECOM_BFLOAT16: function(__nv_bfloat16{}); break;
-    default: function(double{});
-  }
-}
-
+}  // namespace cuda
 }  // namespace scalecom
 
 #endif  // SCALECOM_CORE_CUDA_LAUNCH_CUH_

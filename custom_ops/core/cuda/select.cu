@@ -1,5 +1,6 @@
-// Largest |p| of each chunk on CUDA, one or a few.
+// Selection on CUDA, and its first rule: the largest |p| of each chunk, one or a few.
 #include "core/cuda/launch.cuh"
+#include "core/cuda/select_exact.h"
 #include "core/validate.h"
 #include "scalecom/scalecom_cuda.h"
 
@@ -7,13 +8,9 @@ namespace scalecom {
 namespace {
 
 // One per chunk: `lanes` threads of a warp share a chunk, and each block does kRounds sets.
-constexpr int kRounds = 4;
+constexpr int kRounds = Policy::SelectOne::kRounds;
 
-// Fewer lanes than a chunk has vectors: each then has several loads to wait for at once,
-// and the reduction is shorter.
-SCALECOM_HD int lanes_for(const scalecom_tensor& t) {
-  return t.chunk_size <= 32 ? 4 : t.chunk_size <= 256 ? 8 : t.chunk_size <= 1024 ? 16 : 32;
-}
+SCALECOM_HD int lanes_for(const scalecom_tensor& t) { return Policy::SelectOne::lanes(t); }
 
 SCALECOM_HD int64_t chunks_per_block(const scalecom_tensor& t) {
   return kThreads / lanes_for(t) * kRounds;
@@ -40,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t end = begin + chunk_length(t, chunk);
       // Vectors begin at multiples of four elements of the tensor, so that they are
       // aligned; a chunk's first and last may be shared with its neighbours.
-#pragma unroll 4
+#pragma unroll Policy::SelectOne::kUnroll
       for (int64_t at = (begin / kVector + lane) * kVector; at < end; at += lanes * kVector) {
         int32_t keys[kVector];
         load_keys(gradient, residual, aligned, t.elements, at, begin, end, keys);
@@ -68,9 +65,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A few per chunk: a warp per chunk, tile by tile. The tile's keys lie in shared memory as
-// 8 rows of 32 vectors; lane c knows the best of column c (vector c of every row). Each
+// kRows rows of 32 vectors; lane c knows the best of column c (vector c of every row). Each
 // round takes the best column's best, and the warp together finds that column's next.
-constexpr int kRows = 8;
+constexpr int kRows = Policy::SelectFew::kRows;
+static_assert(kRows * kVector == kWarp, "a column has a key for each lane");
 constexpr int kTileVectors = kRows * kWarp;
 constexpr int kWarps = kThreads / kWarp;
 // A row is one vector longer than it need be: a column's 32 keys then lie in 32 banks.
@@ -106,7 +104,7 @@ __device__ __forceinline__ Entry merge(Entry list, Entry later, Entry* staging) 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks<T>)
     select_few(const List __grid_constant__ list, uint32_t* nonfinite) {
   alignas(16) __shared__ int32_t tiles[kWarps][kRows * kRowKeys];
   __shared__ Entry stagings[kWarps][SCALECOM_MAX_CHUNK_KEEP];
@@ -153,12 +151,10 @@ __global__ void __launch_bounds__(kThreads)
       const Entry top = warp_best(best, where);
       if (top.key <= floor) break;
       if (lane == round) fresh = top;
-      const int owner =
-          __ffs(__ballot_sync(kAllLanes, best == top.key && where == top.offset)) - 1;
+      const int owner = __ffs(__ballot_sync(kAllLanes, best == top.key && where == top.offset)) - 1;
       // This lane's share of the column: row lane / 4, element lane % 4.
       int32_t* slot = tile + lane / kVector * kRowKeys + owner * kVector + lane % kVector;
-      const int64_t element =
-          (base + lane / kVector * kWarp + owner) * kVector + lane % kVector;
+      const int64_t element = (base + lane / kVector * kWarp + owner) * kVector + lane % kVector;
       const uint32_t offset = static_cast<uint32_t>(element - begin);
       int32_t key = *slot;
       if (key >= 0 && offset == top.offset) {
@@ -179,8 +175,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T>
-int32_t launch_select(const scalecom_tensor* tensors, int64_t count, uint32_t* nonfinite,
-                      void* stream) {
+int32_t launch_largest(const scalecom_tensor* tensors, int64_t count, uint32_t* nonfinite,
+                       void* stream) {
   // Tensors that keep one element a chunk and those that keep several have kernels of
   // their own; each skips the other's.
   const int32_t status = launch_lists(
@@ -202,21 +198,50 @@ int32_t launch_select(const scalecom_tensor* tensors, int64_t count, uint32_t* n
       });
 }
 
+using Launch = int32_t (*)(const scalecom_tensor* tensors, int64_t count, uint32_t* nonfinite,
+                           void* stream);
+
+// The launches of a rule that looks at one chunk at a time; null for any other.
+template <typename T>
+Launch launch_of(int32_t selection) {
+  switch (selection) {
+    case SCALECOM_CHUNK: return launch_largest<T>;
+    default: return nullptr;
+  }
+}
+
 }  // namespace
 }  // namespace scalecom
 
 using namespace scalecom;  // NOLINT: this part of the file is the outside of the namespace
 
-extern "C" int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                int32_t gradient_type, uint32_t* nonfinite,
-                                                void* stream) {
+extern "C" {
+
+int64_t scalecom_offsets_workspace_cuda(const scalecom_tensor* tensors, int64_t count,
+                                        int32_t selection) {
+  if (!layouts_valid(tensors, count)) return -1;
+  if (selection == SCALECOM_EXACT) return exact_workspace_bytes(tensors, count);
+  return launch_of<float>(selection) != nullptr ? 0 : -1;
+}
+
+int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors, int64_t count,
+                                     int32_t selection, int32_t gradient_type, uint32_t* nonfinite,
+                                     void* workspace, int64_t workspace_bytes, void* stream) {
   if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type) ||
-      !chunk_selection_valid(tensors, count) || !pointer_valid(nonfinite, 4)) {
+      !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  int32_t status = SCALECOM_OK;
-  with_type(gradient_type, [&](auto zero) {
-    status = launch_select<decltype(zero)>(tensors, count, nonfinite, stream);
+  if (selection == SCALECOM_EXACT) {
+    return select_exact(tensors, count, gradient_type, nonfinite, workspace, workspace_bytes,
+                        stream);
+  }
+  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) -> int32_t {
+    const Launch launch = launch_of<decltype(zero)>(selection);
+    if (launch == nullptr || !chunk_selection_valid(tensors, count)) {
+      return SCALECOM_INVALID_ARGUMENT;
+    }
+    return launch(tensors, count, nonfinite, stream);
   });
-  return status;
 }
+
+}  // extern "C"

@@ -64,15 +64,33 @@ enum {
   SCALECOM_DEVICE_ERROR = 3
 };
 
-/* Element types. `offset_bytes` below is the width of an unsigned little-endian offset. */
-enum {
-  SCALECOM_FLOAT32 = 0,
-  SCALECOM_FLOAT16 = 1,
-  SCALECOM_BFLOAT16 = 2,
-  SCALECOM_FLOAT64 = 3
-};
+/* The element types: the one table that numbers, sizes, checks, switches and the attributes of the
+ * TensorFlow operations come from. SCALECOM_FLOAT32 is the number of the first.
+ *
+ *   X(NAME, number, name, bytes, gradient, wire)
+ *
+ * gradient: whether gradients and outputs may have it; wire: whether values may travel in it. */
+#define SCALECOM_TYPES(X)           \
+  X(FLOAT32, 0, float32, 4, 1, 1)   \
+  X(FLOAT16, 1, float16, 2, 1, 1)   \
+  X(BFLOAT16, 2, bfloat16, 2, 1, 1) \
+  X(FLOAT64, 3, float64, 8, 1, 0)
 
-/* Offset selection keeps at most this many elements a chunk. */
+#define SCALECOM_NUMBER(NAME, number, ...) SCALECOM_##NAME = number,
+enum { SCALECOM_TYPES(SCALECOM_NUMBER) };
+
+/* The rules of selection, X(NAME, number, name); SCALECOM_CHUNK is the number of the first.
+ *
+ *   chunk  the largest |p| of each chunk, by decreasing |p|; chunk_keep <= SCALECOM_MAX_CHUNK_KEEP
+ *   exact  the same over the whole tensor, by increasing index: tensors have one chunk
+ *          (chunk_size = max(1, elements)) and any chunk_keep */
+#define SCALECOM_SELECTIONS(X) \
+  X(CHUNK, 0, chunk)           \
+  X(EXACT, 1, exact)
+
+enum { SCALECOM_SELECTIONS(SCALECOM_NUMBER) };
+#undef SCALECOM_NUMBER
+
 enum { SCALECOM_MAX_CHUNK_KEEP = 16 };
 
 /* One tensor: where it lies and how it is cut into chunks.
@@ -93,7 +111,7 @@ typedef struct scalecom_tensor {
   int64_t chunk_size;   /* 1 .. 2^(8 * offset_bytes) */
   int64_t chunk_keep;   /* 1 .. chunk_size */
   int64_t tail_keep;    /* 1 .. length of the short last chunk; ignored without one */
-  int64_t offset_bytes; /* 1, 2 or 4 */
+  int64_t offset_bytes; /* 1, 2 or 4: the width of an unsigned little-endian offset */
   const void* gradient; /* [elements], gradient type */
   float* residual;      /* [elements] */
   void* offsets;        /* [kept], offset_bytes each */
@@ -129,21 +147,19 @@ SCALECOM_API int64_t scalecom_tensor_kept(const scalecom_tensor* tensor);
  * variable SCALECOM_ISA, read once, can ask for a lesser one. */
 SCALECOM_API const char* scalecom_cpu_isa(void);
 
-/* Reads gradient, residual; writes offsets. chunk_keep <= SCALECOM_MAX_CHUNK_KEEP.
- * Sets *nonfinite to 1 if any p is NaN or infinite (so also if a gradient is), and
- * never to 0: the caller does, and may accumulate over calls. */
-SCALECOM_API int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors, int64_t count,
-                                                 int32_t gradient_type, uint32_t* nonfinite,
-                                                 const scalecom_executor* executor);
+/* Bytes that a selection needs besides its arguments; -1 for an unknown one or an invalid layout.
+ */
+SCALECOM_API int64_t scalecom_offsets_workspace_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                    int32_t selection);
 
-/* The same over the whole tensor: tensors have one chunk (chunk_size = max(1, elements)) and
- * any chunk_keep; offsets are written in increasing order.
- * The workspace is 16-byte aligned. */
-SCALECOM_API int64_t scalecom_indices_workspace_cpu(const scalecom_tensor* tensors,
-                                                    int64_t count);
-SCALECOM_API int32_t scalecom_indices_select_cpu(const scalecom_tensor* tensors, int64_t count,
-                                                 int32_t gradient_type, uint32_t* nonfinite,
-                                                 void* workspace, int64_t workspace_bytes,
+/* Reads gradient, residual; writes offsets.
+ * Sets *nonfinite to 1 if any p is NaN or infinite (so also if a gradient is), and
+ * never to 0: the caller does, and may accumulate over calls.
+ * The workspace is 16-byte aligned, and may be null where none is needed. */
+SCALECOM_API int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors, int64_t count,
+                                                 int32_t selection, int32_t gradient_type,
+                                                 uint32_t* nonfinite, void* workspace,
+                                                 int64_t workspace_bytes,
                                                  const scalecom_executor* executor);
 
 /* Reads gradient, residual; flags a p as select does. A null residual is one of zeros. */

@@ -2,8 +2,8 @@
  * promises, the same results to the bit.
  *
  * The list of tensors is in host memory and is read before the function returns; the
- * pointers in it, `nonfinite`, `flag` and `workspace` are device memory. `stream` is a cudaStream_t.
- * Work is queued on it and not waited for; errors of the work itself surface at the
+ * pointers in it, `nonfinite`, `flag` and `workspace` are device memory. `stream` is a
+ * cudaStream_t. Work is queued on it and not waited for; errors of the work itself surface at the
  * caller's next synchronisation. A list is one launch (one for every 256 tensors); exact
  * selection is a fixed number of launches.
  *
@@ -19,16 +19,12 @@
 extern "C" {
 #endif
 
+SCALECOM_API int64_t scalecom_offsets_workspace_cuda(const scalecom_tensor* tensors, int64_t count,
+                                                     int32_t selection);
 SCALECOM_API int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                  int32_t gradient_type, uint32_t* nonfinite,
-                                                  void* stream);
-
-SCALECOM_API int64_t scalecom_indices_workspace_cuda(const scalecom_tensor* tensors,
-                                                     int64_t count);
-SCALECOM_API int32_t scalecom_indices_select_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                  int32_t gradient_type, uint32_t* nonfinite,
-                                                  void* workspace, int64_t workspace_bytes,
-                                                  void* stream);
+                                                  int32_t selection, int32_t gradient_type,
+                                                  uint32_t* nonfinite, void* workspace,
+                                                  int64_t workspace_bytes, void* stream);
 
 SCALECOM_API int32_t scalecom_compensated_check_cuda(const scalecom_tensor* tensors, int64_t count,
                                                      int32_t gradient_type, uint32_t* nonfinite,

@@ -1,6 +1,6 @@
 // Test data: a list of tensors with their arrays, made from a seed.
-#ifndef SCALECOM_TESTS_BUCKET_H_
-#define SCALECOM_TESTS_BUCKET_H_
+#ifndef SCALECOM_TESTS_TENSOR_LIST_H_
+#define SCALECOM_TESTS_TENSOR_LIST_H_
 
 #include <math.h>
 #include <stdint.h>
@@ -10,19 +10,28 @@
 #include <random>
 #include <vector>
 
+#include "core/types.h"
 #include "scalecom/scalecom.h"
 #include "tests/small_float.h"
 
 namespace test {
 
-inline int64_t type_bytes(int32_t type) {
-  return type == SCALECOM_FLOAT64 ? 8 : type == SCALECOM_FLOAT32 ? 4 : 2;
-}
+using scalecom::type_bytes;
 
-inline const char* type_name(int32_t type) {
-  static const char* const names[] = {"float32", "float16", "bfloat16", "float64"};
-  return names[type];
+inline const char* type_name(int32_t type) { return scalecom::kElementTypes[type].name; }
+
+// The numbers of the types that gradients may have; that values may travel in.
+inline std::vector<int32_t> types_where(bool scalecom::ElementType::* role) {
+  std::vector<int32_t> types;
+  for (const scalecom::ElementType& type : scalecom::kElementTypes) {
+    if (type.*role) types.push_back(type.number);
+  }
+  return types;
 }
+inline std::vector<int32_t> gradient_types() {
+  return types_where(&scalecom::ElementType::gradient);
+}
+inline std::vector<int32_t> wire_types() { return types_where(&scalecom::ElementType::wire); }
 
 // Stores a double into element `index` of an array of `type`; loads it back as float32 sees it.
 inline void store(void* array, int32_t type, int64_t index, double value) {
@@ -32,7 +41,10 @@ inline void store(void* array, int32_t type, int64_t index, double value) {
     case SCALECOM_FLOAT16:
       static_cast<uint16_t*>(array)[index] = small_float_encode(kFloat16, value);
       break;
-    default: static_cast<uint16_t*>(array)[index] = small_float_encode(kBfloat16, value);
+    case SCALECOM_BFLOAT16:
+      static_cast<uint16_t*>(array)[index] = small_float_encode(kBfloat16, value);
+      break;
+    default: scalecom::stop();
   }
 }
 
@@ -43,9 +55,10 @@ inline float load(const void* array, int32_t type, int64_t index) {
     case SCALECOM_FLOAT16:
       return static_cast<float>(
           small_float_decode(kFloat16, static_cast<const uint16_t*>(array)[index]));
-    default:
+    case SCALECOM_BFLOAT16:
       return static_cast<float>(
           small_float_decode(kBfloat16, static_cast<const uint16_t*>(array)[index]));
+    default: scalecom::stop();
   }
 }
 
@@ -85,8 +98,8 @@ inline Shape chunked(int64_t elements, double ratio, int64_t keep) {
   s.chunk_size = std::max<int64_t>(1, round_even(static_cast<double>(keep) * ratio));
   s.chunk_keep = std::min(keep, s.chunk_size);
   const int64_t tail = elements % s.chunk_size;
-  s.tail_keep = std::min(
-      s.chunk_keep, std::max<int64_t>(1, round_even(static_cast<double>(tail) / ratio)));
+  s.tail_keep =
+      std::min(s.chunk_keep, std::max<int64_t>(1, round_even(static_cast<double>(tail) / ratio)));
   return s;
 }
 
@@ -96,7 +109,7 @@ inline Shape exact(int64_t elements, int64_t keep) {
 }
 
 enum class Data { kNormal, kTies, kZero, kRising, kNonfinite, kHuge, kTiny };
-constexpr Data kAllData[] = {Data::kNormal, Data::kTies,  Data::kZero, Data::kRising,
+constexpr Data kAllData[] = {Data::kNormal,    Data::kTies, Data::kZero, Data::kRising,
                              Data::kNonfinite, Data::kHuge, Data::kTiny};
 
 inline double draw(Data data, int64_t i, std::mt19937_64& rng) {
@@ -116,15 +129,15 @@ inline double draw(Data data, int64_t i, std::mt19937_64& rng) {
   return 0;
 }
 
-struct Bucket {
+struct TensorList {
   int32_t gradient_type;
   int32_t wire_type;
   std::vector<scalecom_tensor> tensors;
   std::vector<Array> arrays;  // six for each tensor, in the order of its pointers
 
   // `shift` misaligns the arrays by as many elements.
-  Bucket(const std::vector<Shape>& shapes, int32_t gradient_type_, int32_t wire_type_,
-         Data data, int shift, uint64_t seed)
+  TensorList(const std::vector<Shape>& shapes, int32_t gradient_type_, int32_t wire_type_,
+             Data data, int shift, uint64_t seed)
       : gradient_type(gradient_type_), wire_type(wire_type_) {
     std::mt19937_64 rng(seed);
     const int64_t dense = type_bytes(gradient_type);
@@ -154,7 +167,7 @@ struct Bucket {
       }
     }
   }
-  Bucket(const Bucket& other)
+  TensorList(const TensorList& other)
       : gradient_type(other.gradient_type),
         wire_type(other.wire_type),
         tensors(other.tensors),
@@ -193,4 +206,4 @@ struct Bucket {
 
 }  // namespace test
 
-#endif  // SCALECOM_TESTS_BUCKET_H_
+#endif  // SCALECOM_TESTS_TENSOR_LIST_H_
