@@ -15,6 +15,7 @@ from tf_scalecom.compat.keras_objects import no_automatic_dependency_tracking
 from tf_scalecom.fit.made_in_scope import require_optimizer
 from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.reduction.exchange import method_for
+from tf_scalecom.reduction.method import Method
 from tf_scalecom.reduction.variables import is_summable
 from tf_scalecom.state import model_files
 from tf_scalecom.update import hierarchy, keras_hooks
@@ -209,7 +210,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             return
         if tf.distribute.has_strategy():
             require_optimizer(self, tf.distribute.get_strategy())
-        method = CltK(self._config)
+        method = self._method()
         plan = method.plan(variables)
         if plan.compressed:
             check_takes_zeros(self.inner_optimizer)
@@ -241,6 +242,10 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         if self._weights_to_set is not None:
             weights, self._weights_to_set = self._weights_to_set, None
             self.set_weights(weights)
+
+    def _method(self) -> Method:
+        """How gradients are reduced; asked once, at build."""
+        return CltK(self._config)
 
     def _require_alike(self, plan):
         """Compares the workers, once."""
