@@ -4,7 +4,6 @@ import shutil
 import subprocess
 
 import pytest
-from idle_jobs import ROOT, idle_job
 
 
 def run(directory, program, *arguments, isa="avx512"):
@@ -38,18 +37,9 @@ def test_fuzz(build_native):
     assert "inputs in" in run(build_native("fuzz_program", FUZZ_SECONDS=2), "fuzz")
 
 
-@idle_job
-def emulated_sweep(run, folder) -> str:
-    make = ["make", "-s", "-j2", "-C", ROOT / "custom_ops", f"BUILD={folder}"]
-    return run(*make, "emulate", "STRIDE=150")
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(
-    shutil.which("g++") is None or shutil.which("make") is None, reason="needs g++ and make"
-)
-def test_cuda_kernels_emulated_on_the_cpu(emulated_sweep):
-    assert "steps equal" in emulated_sweep
+def test_cuda_kernels_emulated_on_the_cpu(build_native):
+    assert "steps equal" in run(build_native("emulator"), "sweep_emulated", "150")
 
 
 @pytest.mark.gpu

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from idle_jobs import idle_job
 from package_source import ROOT, TRAIN, copy_source, run
 
 import tf_scalecom
@@ -20,9 +19,10 @@ LIBRARY = f"tf_scalecom/ops/{native.LIBRARY.name}"
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-@idle_job
-def made(run, folder) -> tuple[Path, str]:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Path, str]:
     """The wheel, built from the source distribution with an nvcc that fails, and what was said."""
+    folder = tmp_path_factory.mktemp("dist")
     source = copy_source(folder / "source")
     nvcc = folder / "cuda" / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
@@ -30,7 +30,7 @@ def made(run, folder) -> tuple[Path, str]:
     nvcc.chmod(0o755)
     said = run(
         sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist",
-        cwd=source, CUDA_HOME=str(folder / "cuda"),
+        cwd=source, timeout=900, CUDA_HOME=str(folder / "cuda"),
     )  # fmt: skip
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel, said
