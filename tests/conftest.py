@@ -1,4 +1,4 @@
-"""What all tests share: logical CPUs, clusters of worker processes, the native core; their order."""
+"""What all tests share: logical CPUs, clusters of worker processes, the native core, order."""
 
 import fcntl
 import gc
@@ -25,7 +25,7 @@ split_cpu(4)
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[WorkerClusters]:
-    """`cluster(n)` is a `WorkerCluster` of n workers, kept for the session (of each `pytest -n`)."""
+    """`cluster(n)` is a `WorkerCluster` of n workers, kept for the session of this process."""
     log_dir = tmp_path_factory.mktemp("workers")
     clusters = WorkerClusters(log_dir, pytestconfig.getini("filterwarnings"))
     yield clusters

@@ -62,6 +62,7 @@ def test_the_meter_says_nothing_rather_than_zero(counter):
 
 
 @pytest.mark.multi_worker
+@pytest.mark.slow
 def test_two_workers_train_compressed_and_the_loopback_agrees_with_the_report(
     tmp_path, pytestconfig
 ):

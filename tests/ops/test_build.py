@@ -18,6 +18,7 @@ needs_library = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_installs_and_trains_on_the_twin(tmp_path):
     """And says so: once when it is built, once when it runs."""
     empty = tmp_path / "empty"
@@ -37,6 +38,7 @@ def test_without_a_compiler_it_installs_and_trains_on_the_twin(tmp_path):
     assert "trained True" in trained
 
 
+@pytest.mark.slow
 def test_in_pips_own_environment_it_builds_for_the_installed_tensorflow(tmp_path):
     """As far as the compiler, which would take its time."""
     source, inside, empty = tmp_path / "source", tmp_path / "inside", tmp_path / "empty"
@@ -105,6 +107,7 @@ print("loaded", sys.argv[1] in loaded)
 
 @needs_library
 @pytest.mark.parametrize("wanted", ["auto", "native"])
+@pytest.mark.slow
 def test_a_library_for_another_tensorflow_is_named_and_not_loaded(wanted, tmp_path):
     other = tmp_path / "libscalecom_ops.so"
     ours = f"scalecom_built:tensorflow={tf.version.VERSION}".encode()

@@ -25,6 +25,7 @@ def test_layout_and_arguments(build_native, program):
 
 
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+@pytest.mark.slow
 def test_equal_to_the_reference_on_every_instruction_set(build_native, isa):
     """An instruction set that this machine lacks falls back to the next, and says so."""
     output = run(build_native("core_tests"), "sweep_cpu", "5", isa=isa)
@@ -32,6 +33,7 @@ def test_equal_to_the_reference_on_every_instruction_set(build_native, isa):
     print(output)
 
 
+@pytest.mark.slow
 def test_fuzz(build_native):
     """A short run without a sanitizer; `make -C custom_ops sanitize` is the long one."""
     assert "inputs in" in run(build_native("fuzz_program", FUZZ_SECONDS=2), "fuzz")

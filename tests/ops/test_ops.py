@@ -42,7 +42,13 @@ def emulated_kernels(build_native):
     tf.load_op_library(str(folder / "ops_emulated.so"))
 
 
-@pytest.fixture(params=["CPU", pytest.param("GPU", marks=pytest.mark.gpu), "emulated"])
+@pytest.fixture(
+    params=[
+        "CPU",
+        pytest.param("GPU", marks=pytest.mark.gpu),
+        pytest.param("emulated", marks=pytest.mark.slow),
+    ]
+)
 def device(request):
     """Where the native kernels run."""
     if request.param == "GPU":

@@ -61,6 +61,7 @@ def test_on_workers_of_the_launcher():
     assert_has_learned("\n".join(line for line in lines if not line.startswith("[run]")), 2)
 
 
+@pytest.mark.slow
 def test_on_several_devices_of_one_process():
     printed = run(sys.executable, FOLDER / "multi_gpu.py", cwd=ROOT, TF_CPP_MIN_LOG_LEVEL="3")
     assert_has_learned(printed, 2)

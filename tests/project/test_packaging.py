@@ -36,6 +36,7 @@ def made(tmp_path_factory) -> tuple[Path, str]:
     return wheel, said
 
 
+@pytest.mark.slow
 def test_the_wheel_trains_on_native_kernels_from_a_clean_folder(made, tmp_path):
     wheel, _ = made
     site = tmp_path / "site"
@@ -48,6 +49,7 @@ def test_the_wheel_trains_on_native_kernels_from_a_clean_folder(made, tmp_path):
     assert "trained True" in output
 
 
+@pytest.mark.slow
 def test_without_a_working_nvcc_the_kernels_are_those_of_the_cpu(made, tmp_path):
     wheel, said = made
     assert said.count("the GPU kernels were not built, those of the CPU were: ") == 1
@@ -59,6 +61,7 @@ def test_without_a_working_nvcc_the_kernels_are_those_of_the_cpu(made, tmp_path)
     assert str(built.read(library)).endswith("; no GPU kernels (no working nvcc when it was built)")
 
 
+@pytest.mark.slow
 def test_no_library_of_tensorflow_or_cuda_is_bundled_or_asked_of_the_system(made, tmp_path):
     wheel, _ = made
     with zipfile.ZipFile(wheel) as archive:
@@ -71,6 +74,7 @@ def test_no_library_of_tensorflow_or_cuda_is_bundled_or_asked_of_the_system(made
     assert set(needed) - system == {"libtensorflow_framework"}
 
 
+@pytest.mark.slow
 def test_metadata_are_those_of_the_project(made):
     wheel, _ = made
     with zipfile.ZipFile(wheel) as archive:

@@ -85,6 +85,7 @@ def assert_same_end(results, expected):
 
 
 @pytest.mark.parametrize(("logical_cpus", "ways"), [(1, [False]), (2, [False, True])])
+@pytest.mark.slow
 def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, ways):
     """20 steps straight equal 10, a backup, the end of the processes, and 10 more.
 
@@ -109,6 +110,7 @@ def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, ways):
         again.close()
 
 
+@pytest.mark.quick
 def test_warm_up_goes_on_where_it_was(cluster, tmp_path):
     warmup = {"warmup_steps": 15, "warmup": "ramp"}
     straight = cluster(2).run(train, 2, **warmup, timeout=120)
@@ -282,6 +284,7 @@ def fit_with_writer(strategy):
     return begun
 
 
+@pytest.mark.quick
 def test_chief_only_runs_a_callback_on_the_chief_alone(cluster):
     assert cluster(2).run(fit_with_writer, timeout=120) == [[(0, True, 2), (1, True, 2)], []]
 

@@ -18,6 +18,7 @@ import tf_scalecom as sc
 
 CASES = {case.name: case for case in EXCHANGES}
 SHAPE = (61, 50)
+TWO_OR_THREE = [pytest.param(2, marks=pytest.mark.quick), 3]
 
 
 def known_gradients(steps, replicas, integers=False):
@@ -52,7 +53,7 @@ def apply_known_gradients(strategy, case, steps, integers=False, **arguments):
     return history
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", TWO_OR_THREE)
 @pytest.mark.parametrize(
     ("name", "ramp"),
     [("top1", 0), ("top10_filtered", 0), ("exact", 0), ("bfloat16_wire", 0), ("top10_filtered", 4)],
@@ -89,7 +90,7 @@ def test_workers_agree_with_the_specification(cluster, workers, name, ramp):
             np.testing.assert_array_equal(weights, histories[0][t][0])
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", TWO_OR_THREE)
 def test_conservation_is_exact_for_integer_gradients(cluster, workers):
     steps = 6
     histories = cluster(workers).run(
@@ -195,6 +196,7 @@ def fit_with_nan(strategy, policy, steps_per_execution):
 
 
 @pytest.mark.parametrize(("policy", "steps_per_execution"), [("float32", 4), ("mixed_float16", 1)])
+@pytest.mark.quick
 def test_nan_on_one_worker_skips_the_step_everywhere(cluster, policy, steps_per_execution):
     results = cluster(2).run(fit_with_nan, policy, steps_per_execution, timeout=180)
     for spoilt, clean in results:
@@ -235,6 +237,7 @@ def all_finite(variables):
     return all(np.isfinite(v.numpy()).all() for v in variables)
 
 
+@pytest.mark.quick
 def test_a_worker_without_data_spoils_no_step(cluster):
     (first, *_), _ = results = cluster(2).run(fit_normalised, timeout=120)
     assert results == [(first, True, 0)] * 2
@@ -325,6 +328,7 @@ FIVE_MILLION = (784, 1600, 1600, 800, 10)
     ("workers", "cases"),
     [(2, [(1, 3, 0.05), (100, 12, 0.10)]), (3, [(100, 12, 0.10), (4, 6, 0.05)])],
 )
+@pytest.mark.slow
 def test_bytes_claimed_are_bytes_on_the_network(tmp_path, workers, cases):
     """The smallest of three tries counts: what else goes over the connections only adds."""
     with private_network_pool() as pool:
