@@ -17,6 +17,9 @@ import pytest
 from worker_cluster import WorkerClusters
 from worker_main import split_cpu
 
+# Until the test modules are imported: there is much to look at and nothing to collect.
+gc.disable()
+
 # Before any test module can make TensorFlow initialise its devices.
 split_cpu(4)
 
@@ -83,3 +86,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave TensorFlow, Keras and the test modules out of each later collection of garbage."""
     gc.freeze()
+    gc.enable()
