@@ -66,17 +66,20 @@ def build_native(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
     return make
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses worker clusters, and have files with many long tests come first.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what uses worker clusters; of what `-m` leaves, files with many long tests come first.
 
-    So that `-m "not multi_worker"` leaves the former out, `--dist loadgroup` has one process run
-    them, and no process of `pytest -n` begins a long file at the end.
+    Under `--dist loadgroup` one process has all clusters, and under `pytest -n` none begins a long
+    file at the end.
     """
-    long_tests: Counter[Path] = Counter()
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.multi_worker)
             item.add_marker(pytest.mark.xdist_group("cluster"))
+    yield
+    long_tests: Counter[Path] = Counter()
+    for item in items:
         for name, weight in ("multi_worker", 1), ("slow", 10):
             if item.get_closest_marker(name):
                 long_tests[item.path] += weight

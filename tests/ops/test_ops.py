@@ -245,6 +245,7 @@ def test_a_reader_of_the_residual_keeps_what_it_read(device):
 
 
 @pytest.mark.parametrize("case", EXCHANGES, ids=lambda c: c.name)
+@pytest.mark.slow
 def test_the_twin_compiles_to_xla(case):
     layout = case.layout(*SHAPES)
     gradients, residuals = inputs(layout, seed=0)
