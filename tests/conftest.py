@@ -17,11 +17,13 @@ import pytest
 from worker_cluster import WorkerClusters
 from worker_main import split_cpu
 
-# Until the test modules are imported: there is much to look at and nothing to collect.
-gc.disable()
 
-# Before any test module can make TensorFlow initialise its devices.
-split_cpu(4)
+def pytest_configure(config: pytest.Config) -> None:
+    """Set TensorFlow up, before any test module can make it initialise its devices."""
+    # Until the test modules are imported: there is much to look at and nothing to collect.
+    gc.disable()
+    if config.getoption("numprocesses", None) is None:  # it does not only hand tests out
+        split_cpu(4)
 
 
 @pytest.fixture(scope="session")
