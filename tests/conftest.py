@@ -20,9 +20,9 @@ from worker_main import split_cpu
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set TensorFlow up, before any test module can make it initialise its devices."""
-    # Until the test modules are imported: there is much to look at and nothing to collect.
-    gc.disable()
     if config.getoption("numprocesses", None) is None:  # it does not only hand tests out
+        # Until the test modules are imported: there is much to look at and nothing to collect.
+        gc.disable()
         split_cpu(4)
 
 
