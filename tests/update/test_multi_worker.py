@@ -8,49 +8,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import EXCHANGES
-from digits import digest, digits
+from digits import dense_model, digest, digits
+from known_gradients import CASES, SHAPE, apply_known_gradients, known_gradients
 from private_network import loopback_bytes, private_network_pool
 from reference import scalecom_step
 from worker_cluster import WorkerCluster
 
 import tf_scalecom as sc
 
-CASES = {case.name: case for case in EXCHANGES}
-SHAPE = (61, 50)
 TWO_OR_THREE = [pytest.param(2, marks=pytest.mark.quick), 3]
-
-
-def known_gradients(steps, replicas, integers=False):
-    rng = np.random.default_rng(1)
-    shape = (steps, replicas, *SHAPE)
-    values = rng.integers(-20, 21, shape) if integers else rng.normal(size=shape)
-    return values.astype(np.float32)
-
-
-def apply_known_gradients(strategy, case, steps, integers=False, **arguments):
-    """Applies known gradients; SGD at learning rate 1 from zero shows the sum of all reduced."""
-    gradients = known_gradients(steps, strategy.num_replicas_in_sync, integers)
-    with strategy.scope():
-        variable = keras.Variable(np.zeros(SHAPE, np.float32), name="w")
-        inner = keras.optimizers.SGD(1.0)
-        optimizer = sc.ScaleComOptimizer(inner, **case.optimizer_arguments(), **arguments)
-        optimizer.build([variable])
-
-    @tf.function
-    def step(gradient):
-        strategy.run(lambda g: optimizer.apply([g], [variable]), args=(gradient,))
-
-    history = []
-    for t in range(steps):
-        step(
-            strategy.experimental_distribute_values_from_function(
-                lambda context, t=t: tf.constant(gradients[t, context.replica_id_in_sync_group])
-            )
-        )
-        residuals = optimizer.residuals.get("w", ())
-        history.append((variable.numpy(), residuals))
-    return history
 
 
 @pytest.mark.parametrize("workers", TWO_OR_THREE)
@@ -101,26 +67,6 @@ def test_conservation_is_exact_for_integer_gradients(cluster, workers):
         sent = -histories[0][t][0]
         held = sum(history[t][1][0] for history in histories)
         np.testing.assert_array_equal(sent + held, gradients[: t + 1].sum(axis=(0, 1)))
-
-
-def dense_model(strategy, make_optimizer, **compile_arguments):
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((20,)),
-                keras.layers.Dense(64, activation="relu"),
-                keras.layers.Dense(64, activation="relu"),
-                keras.layers.Dense(10, dtype="float32"),
-            ]
-        )
-        model.compile(
-            make_optimizer(),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            **compile_arguments,
-        )
-    return model
 
 
 def own_batches(strategy, x, y, batch):
