@@ -1,6 +1,6 @@
 # make demo          train on two workers, dense and compressed (QUICK=1: a short look)
 # make test-quick    what to run before a commit: tests of every room, in under 4 minutes
-# make test          all tests; ARGS="-k name" is passed to pytest, JOBS=1 runs one at a time
+# make test          all tests; ARGS="-k name" is passed to pytest, JOBS=0 runs them in it (--pdb)
 # make lint          ruff, and mypy on the package
 # make docs          the documentation as a site, in build/site
 # make dist          source distribution and wheel, in dist/
@@ -19,9 +19,9 @@ OLDEST_TESTS := tests/update/test_optimizer.py tests/fit/test_strategy.py tests/
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 NATIVE := setup.py $(shell find custom_ops -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.bzl')
 DEMO_FLAGS := $(if $(QUICK),--quick)
-# Processes that run tests. Each holds TensorFlow and starts worker processes: 4 take some 8 GB.
-JOBS ?= $(shell nproc)
-PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --maxprocesses 4 --no-loadscope-reorder
+# Processes that run tests, up to 4: each holds TensorFlow and starts workers, 2 to 3 GB in all.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --no-loadscope-reorder
 # What a mark means stands in pyproject.toml.
 QUICK_TESTS := not slow and (quick or not multi_worker)
 
