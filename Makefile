@@ -21,7 +21,7 @@ NATIVE := setup.py $(shell find custom_ops -name '*.cc' -o -name '*.h' -o -name 
 DEMO_FLAGS := $(if $(QUICK),--quick)
 # Processes that run tests, up to 4: each holds TensorFlow and starts workers, 2 to 3 GB in all.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
-PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --no-loadscope-reorder
+PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What a mark means stands in pyproject.toml.
 QUICK_TESTS := not slow and (quick or not multi_worker)
 
@@ -30,12 +30,11 @@ QUICK_TESTS := not slow and (quick or not multi_worker)
 demo: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/demo.py $(DEMO_FLAGS)
 
-# Grouped by a mark (in conftest.py): one process has all that needs the cluster of workers.
 test-quick: $(INSTALLED)
-	$(PYTEST) --dist loadgroup -m "$(QUICK_TESTS)" $(ARGS)
+	$(PYTEST) -m "$(QUICK_TESTS)" $(ARGS)
 
 test: $(INSTALLED)
-	$(PYTEST) --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -72,13 +72,11 @@ def build_native(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark what uses worker clusters; of what `-m` leaves, files with many long tests come first.
 
-    Under `--dist loadgroup` one process has all clusters, and under `pytest -n` none begins a long
-    file at the end.
+    So no process of `pytest -n` begins a long file at the end.
     """
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.multi_worker)
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+            item.add_marker("multi_worker")
     yield
     long_tests: Counter[Path] = Counter()
     for item in items:
@@ -86,6 +84,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             if item.get_closest_marker(name):
                 long_tests[item.path] += weight
     items.sort(key=lambda item: -long_tests[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Have `make test-quick` start one cluster, not one in each process."""
+    if "quick" in config.option.markexpr:
+        from quick_schedule import OneCluster
+
+        return OneCluster(config, log)
+    return None
 
 
 def pytest_collection_finish() -> None:
