@@ -1,5 +1,6 @@
 # make demo          train on two workers, dense and compressed (QUICK=1: a short look)
-# make test          the test suite; ARGS="-k name" is passed to pytest
+# make test-quick    what to run before a commit: tests of every room, in under 4 minutes
+# make test          all tests; ARGS="-k name" is passed to pytest, JOBS=0 runs them in it (--pdb)
 # make lint          ruff, mypy on the package, and clang-format's check of custom_ops
 # make docs          the documentation as a site, in build/site
 # make dist          source distribution and wheel, in dist/
@@ -18,17 +19,26 @@ OLDEST_TESTS := tests/compat tests/update/test_optimizer.py tests/fit/test_strat
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 NATIVE := setup.py $(shell find custom_ops -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.bzl')
 DEMO_FLAGS := $(if $(QUICK),--quick)
+# Processes that run tests, up to 4: each holds TensorFlow and starts workers, 2 to 3 GB in all.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# What a mark means stands in pyproject.toml.
+QUICK_TESTS := not slow and (quick or not multi_worker)
 
-.PHONY: demo test lint docs dist test-oldest clean
+.PHONY: demo test-quick test lint docs dist test-oldest clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/demo.py $(DEMO_FLAGS)
 
+test-quick: $(INSTALLED)
+	$(PYTEST) -m "$(QUICK_TESTS)" $(ARGS)
+
 test: $(INSTALLED)
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(filter %.cc %.h %.cu %.cuh,$(NATIVE))
 
@@ -55,7 +65,7 @@ $(INSTALLED): requirements.txt pyproject.toml $(NATIVE)
 	@test -n "$(PYTHON)" || { echo "Expected Python 3.11 to 3.13 on the path; received none." \
 		"Install one, or name it: make PYTHON=path/to/python3"; exit 1; }
 	$(VENV)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
-	$(PIP) -r requirements.txt
+	$(PIP) --no-compile -r requirements.txt # what is imported is compiled then: a few modules of many
 	$(PIP) --no-deps --no-build-isolation --editable . # compiled for the TensorFlow just installed
 	@touch $@
 

@@ -1,7 +1,8 @@
-"""Rows of ten noisy classes, and a hash by which workers compare what they have trained."""
+"""Rows of ten noisy classes, a model of them, and a hash by which workers compare models."""
 
 import hashlib
 
+import keras
 import numpy as np
 
 
@@ -18,3 +19,23 @@ def digits(samples, seed=0):
     y = rng.integers(0, 10, samples)
     centres = np.random.default_rng(99).normal(size=(10, 20))
     return (centres[y] + rng.normal(size=(samples, 20))).astype(np.float32), y
+
+
+def dense_model(strategy, make_optimizer, **compile_arguments):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((20,)),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(10, dtype="float32"),
+            ]
+        )
+        model.compile(
+            make_optimizer(),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            **compile_arguments,
+        )
+    return model

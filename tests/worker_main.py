@@ -22,6 +22,8 @@ def main(control: Connection) -> None:
     """Set up as told, then serve calls until the test process ends this one."""
     # Sent when the time of a call is up, to leave all stacks in the log before the end.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # Until all is imported, which takes a fifth less time so.
+    gc.disable()
     # Keras would import it for its plots, which takes a sixth of the time to start.
     sys.modules["matplotlib"] = None
     logical_cpus, warning_filters = pickle.loads(control.recv_bytes())
@@ -35,6 +37,7 @@ def main(control: Connection) -> None:
     # TensorFlow's and Keras's half a million objects stay; without this each later collection,
     # one per reset, would look at them all for 0.2 s.
     gc.freeze()
+    gc.enable()
     while True:
         reset_keras()
         answer(control, strategy)

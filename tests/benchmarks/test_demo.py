@@ -42,6 +42,7 @@ def test_a_missed_claim_is_named(dense, compressed, missed):
     assert all(part in claim for part, claim in zip(missed, found, strict=True))
 
 
+@pytest.mark.multi_worker
 def test_a_failed_worker_ends_the_demo_with_an_error(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(demo, "ROOT", tmp_path)  # no training script there
     assert demo.run_arm(tmp_path / "dense", []) is None

@@ -38,6 +38,7 @@ needs_namespaces = pytest.mark.skipif(
 
 @needs_namespaces
 @pytest.mark.multi_worker
+@pytest.mark.slow
 def test_quick_run_after_a_killed_one(tmp_path):
     with subprocess.Popen([*QUICK, tmp_path / "killed"]) as killed:
         wait_for_workers(tmp_path / "killed")
@@ -60,6 +61,7 @@ def test_quick_run_after_a_killed_one(tmp_path):
 @needs_namespaces
 @pytest.mark.multi_worker
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, "of a worker"])
+@pytest.mark.slow
 def test_a_run_that_ends_early_leaves_nothing(tmp_path, end):
     with subprocess.Popen([*QUICK, tmp_path], stderr=subprocess.PIPE, text=True) as run:
         wait_for_workers(tmp_path)

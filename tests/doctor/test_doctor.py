@@ -242,6 +242,7 @@ def test_a_connection_that_goes_one_way_only_is_a_problem(doctor, addresses):
     assert code == 1 and f"Check that {addresses[0]} is reachable from there" in problem
 
 
+@pytest.mark.slow
 def test_two_processes_measure_and_print_json_alone(addresses):
     command = [sys.executable, "-m", "tf_scalecom", "doctor", "--json", "--bandwidth"]
     env = {**os.environ, "TF_CONFIG": tf_config(addresses), "TF_CPP_MIN_LOG_LEVEL": "0"}

@@ -240,6 +240,7 @@ def test_two_workers_train_as_one(cluster, alone):
             assert_close(result, alone[name], name)
 
 
+@pytest.mark.quick
 def test_compressed_workers_agree_on_all(cluster):
     first, *others = cluster(2).run(run_tasks, list(TASKS), compressed=True, timeout=240)
     for name, result in first.items():
@@ -393,6 +394,7 @@ def use_without_data(strategy):
     return said, model.fit(numbers(20), classes(3), verbose=0).history["loss"]
 
 
+@pytest.mark.quick
 def test_no_data_on_any_worker_is_an_error_on_all(cluster):
     results = cluster(2).run(use_without_data)
     assert results[0] == results[1]

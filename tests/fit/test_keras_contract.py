@@ -66,6 +66,7 @@ def clipped(kind, gradients):
     return [g * min(1, limit / norm) for g, norm in zip(gradients, norms, strict=True)]
 
 
+@pytest.mark.quick
 def test_clipping_is_local_and_before_the_residual(cluster):
     results = cluster(WORKERS).run(clip_and_step)
     for kind in CLIPPING:
@@ -111,6 +112,7 @@ def accumulate(strategy, every, steps):
     }
 
 
+@pytest.mark.quick
 def test_accumulation_compresses_the_mean_once_per_update(cluster):
     first, second = cluster(WORKERS).run(accumulate, every=2, steps=4, timeout=90)
     expected, _ = cluster(WORKERS).run(accumulate, every=1, steps=4, timeout=90)

@@ -24,6 +24,7 @@ def test_training_equals_one_worker_with_the_whole_batch(cluster, num_workers, s
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "loss scale"])
+@pytest.mark.quick
 def test_other_optimizers_train_as_on_one_worker(cluster, optimizer):
     expected = alone(optimizer=optimizer)
     for result in cluster(2).run(train_on_arrays, timeout=150, optimizer=optimizer):
@@ -124,6 +125,7 @@ def train_on_arrays_of_own_size(strategy):
     return weights(model)
 
 
+@pytest.mark.quick
 def test_arrays_of_different_sizes_do_not_hang(cluster):
     first, second = cluster(2).run(train_on_arrays_of_own_size, timeout=90)
     for mine, theirs in zip(first, second, strict=True):
@@ -275,6 +277,7 @@ def train_with_nan_on_one_worker(strategy, optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.quick
 def test_a_nan_on_one_worker_skips_the_step_on_all(cluster, optimizer):
     first, second = cluster(2).run(train_with_nan_on_one_worker, optimizer, timeout=90)
     for (mine, my_scale), (theirs, their_scale) in zip(first, second, strict=True):

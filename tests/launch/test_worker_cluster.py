@@ -68,6 +68,7 @@ def cpu_count_alone(nothing):
     return len(tf.config.list_logical_devices("CPU"))
 
 
+@pytest.mark.quick
 def test_every_worker_answers_in_order(cluster):
     assert cluster(2).run(describe, "I am", punctuation="!") == ["I am 0!", "I am 1!"]
 
@@ -78,6 +79,7 @@ def test_workers_exchange(cluster, num_workers):
     assert cluster(num_workers).run(sum_of_ranks) == [expected] * num_workers
 
 
+@pytest.mark.quick
 def test_one_cluster_serves_many_calls(cluster):
     pids = cluster(2).run(process_id)
     assert pids == cluster(2).run(process_id) == cluster(2).pids
@@ -152,6 +154,7 @@ def test_scripts_may_die(tmp_path):
     assert scripts.poll() == [-signal.SIGKILL] * 3
 
 
+@pytest.mark.multi_worker
 def test_a_port_taken_at_the_last_moment_is_replaced(tmp_path, monkeypatch):
     from tf_scalecom.launch import local_cluster
 

@@ -60,6 +60,7 @@ SPEECH = ["--num_layers=1", "--units=16", "--bottleneck=16", "--labels=utterance
         ("speech", write_prompts, SPEECH, "test_utterance_accuracy", 0.8),
     ],
 )
+@pytest.mark.slow
 def test_two_workers_learn(task, write_data, flags, figure, least, tmp_path, pytestconfig):
     write_data(tmp_path)
     command = [

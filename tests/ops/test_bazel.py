@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from idle_jobs import idle_job
+from package_source import ROOT, run
 
 from tf_scalecom.ops import built
 
@@ -38,17 +38,18 @@ class Built(NamedTuple):
     compared: str
 
 
-@idle_job
-def bazel(run, folder) -> Built:
-    # In batch mode, as a server would leave this session and its priority.
+@pytest.fixture(scope="module")
+def bazel(tmp_path_factory) -> Built:
+    folder = tmp_path_factory.mktemp("bazel")
+    # In batch mode, as a server would outlive this session.
     start = ["bazel", "--batch", f"--output_base={folder / 'base'}"]
     options = ["--jobs=2", "--experimental_convenience_symlinks=ignore"]
-    python = {"TF_SCALECOM_PYTHON": sys.executable}
-    tests = run(*start, "test", *options, "//:core_tests", "//:libscalecom_ops.so", **python)
+    settings = {"cwd": ROOT, "timeout": 1800, "TF_SCALECOM_PYTHON": sys.executable}
+    tests = run(*start, "test", *options, "//:core_tests", "//:libscalecom_ops.so", **settings)
     (library,) = folder.glob("base/execroot/*/bazel-out/*/bin/custom_ops/libscalecom_ops.so")
     library = Path(shutil.copy(library, folder))
-    run(*start, "clean", "--expunge", **python)
-    return Built(tests, library, run(sys.executable, "-c", COMPARE, library))
+    run(*start, "clean", "--expunge", **settings)
+    return Built(tests, library, run(sys.executable, "-c", COMPARE, library, cwd=ROOT))
 
 
 def test_core_tests_pass(bazel):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import setuptools
 import tensorflow as tf
-from idle_jobs import idle_job
 from package_source import ROOT, TRAIN, copy_source, run
 
 from tf_scalecom.ops import built, native
@@ -19,32 +18,27 @@ needs_library = pytest.mark.skipif(
 )
 
 
-@idle_job
-def without_a_compiler(run, folder) -> tuple[str, str]:
-    """What is said when the package is installed where there is none, and when it then trains."""
-    empty = folder / "empty"
+@pytest.mark.slow
+def test_without_a_compiler_it_installs_and_trains_on_the_twin(tmp_path):
+    """And says so: once when it is built, once when it runs."""
+    empty = tmp_path / "empty"
     empty.mkdir()
-    source, site = copy_source(folder / "source"), folder / "site"
+    source, site = copy_source(tmp_path / "source"), tmp_path / "site"
     installed = run(
         sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-v", "--no-deps",
         "--no-build-isolation", "--target", site, source,
         cwd=source, PATH=str(empty), CUDA_HOME="", CXX="", CC="",
     )  # fmt: skip
     assert not list(site.rglob("*.so"))
-    trained = run(sys.executable, "-c", TRAIN, cwd=folder, PYTHONPATH=str(site))
+    trained = run(sys.executable, "-c", TRAIN, cwd=tmp_path, PYTHONPATH=str(site))
     assert f"imported from {site}" in trained
-    return installed, trained
-
-
-def test_without_a_compiler_it_installs_and_trains_on_the_twin(without_a_compiler):
-    """And says so: once when it is built, once when it runs."""
-    installed, trained = without_a_compiler
     assert installed.count("the native kernels were not built: ") == 1
     assert "Successfully installed tf-scalecom" in installed
     assert trained.count("plain TensorFlow kernels: the op library cannot be loaded") == 1
     assert "trained True" in trained
 
 
+@pytest.mark.slow
 def test_in_pips_own_environment_it_builds_for_the_installed_tensorflow(tmp_path):
     """As far as the compiler, which would take its time."""
     source, inside, empty = tmp_path / "source", tmp_path / "inside", tmp_path / "empty"
@@ -113,6 +107,7 @@ print("loaded", sys.argv[1] in loaded)
 
 @needs_library
 @pytest.mark.parametrize("wanted", ["auto", "native"])
+@pytest.mark.slow
 def test_a_library_for_another_tensorflow_is_named_and_not_loaded(wanted, tmp_path):
     other = tmp_path / "libscalecom_ops.so"
     ours = f"scalecom_built:tensorflow={tf.version.VERSION}".encode()

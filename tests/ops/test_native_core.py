@@ -4,7 +4,6 @@ import shutil
 import subprocess
 
 import pytest
-from idle_jobs import ROOT, idle_job
 
 
 def run(directory, program, *arguments, isa="avx512"):
@@ -26,6 +25,7 @@ def test_layout_and_arguments(build_native, program):
 
 
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+@pytest.mark.slow
 def test_equal_to_the_reference_on_every_instruction_set(build_native, isa):
     """An instruction set that this machine lacks falls back to the next, and says so."""
     output = run(build_native("core_tests"), "sweep_cpu", "5", isa=isa)
@@ -33,23 +33,15 @@ def test_equal_to_the_reference_on_every_instruction_set(build_native, isa):
     print(output)
 
 
+@pytest.mark.slow
 def test_fuzz(build_native):
     """A short run without a sanitizer; `make -C custom_ops sanitize` is the long one."""
     assert "inputs in" in run(build_native("fuzz_program", FUZZ_SECONDS=2), "fuzz")
 
 
-@idle_job
-def emulated_sweep(run, folder) -> str:
-    make = ["make", "-s", "-j2", "-C", ROOT / "custom_ops", f"BUILD={folder}"]
-    return run(*make, "emulate", "STRIDE=150")
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(
-    shutil.which("g++") is None or shutil.which("make") is None, reason="needs g++ and make"
-)
-def test_cuda_kernels_emulated_on_the_cpu(emulated_sweep):
-    assert "steps equal" in emulated_sweep
+def test_cuda_kernels_emulated_on_the_cpu(build_native):
+    assert "steps equal" in run(build_native("emulator"), "sweep_emulated", "150")
 
 
 @pytest.mark.gpu

@@ -44,7 +44,13 @@ def emulated_kernels(build_native):
     tf.load_op_library(str(folder / "ops_emulated.so"))
 
 
-@pytest.fixture(params=["CPU", pytest.param("GPU", marks=pytest.mark.gpu), "emulated"])
+@pytest.fixture(
+    params=[
+        "CPU",
+        pytest.param("GPU", marks=pytest.mark.gpu),
+        pytest.param("emulated", marks=pytest.mark.slow),
+    ]
+)
 def device(request):
     """Where the native kernels run."""
     if request.param == "GPU":
@@ -241,6 +247,7 @@ def test_a_reader_of_the_residual_keeps_what_it_read(device):
 
 
 @pytest.mark.parametrize("case", EXCHANGES, ids=lambda c: c.name)
+@pytest.mark.slow
 def test_the_twin_compiles_to_xla(case):
     layout = case.layout(*SHAPES)
     gradients, residuals = inputs(layout, seed=0)

@@ -3,6 +3,7 @@
 import ast
 import re
 
+import pytest
 import yaml
 from package_source import ROOT
 
@@ -57,6 +58,7 @@ def run_quickstart(strategy, script):
     return names["model"].optimizer.compression_report().num_replicas
 
 
+@pytest.mark.quick
 def test_the_quickstart_runs(cluster):
     (script,) = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(), re.S)
     assert cluster(2).run(run_quickstart, script, timeout=90) == [2, 2]

@@ -6,12 +6,11 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from idle_jobs import idle_job
+from package_source import ROOT, run
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples"
+FOLDER = ROOT / "examples"
 
 
 def output(name):
@@ -62,10 +61,7 @@ def test_on_workers_of_the_launcher():
     assert_has_learned("\n".join(line for line in lines if not line.startswith("[run]")), 2)
 
 
-@idle_job
-def multi_gpu(run, folder) -> str:
-    return run(sys.executable, FOLDER / "multi_gpu.py", TF_CPP_MIN_LOG_LEVEL="3")
-
-
-def test_on_several_devices_of_one_process(multi_gpu):
-    assert_has_learned(multi_gpu, 2)
+@pytest.mark.slow
+def test_on_several_devices_of_one_process():
+    printed = run(sys.executable, FOLDER / "multi_gpu.py", cwd=ROOT, TF_CPP_MIN_LOG_LEVEL="3")
+    assert_has_learned(printed, 2)

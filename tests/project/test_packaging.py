@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from idle_jobs import idle_job
 from package_source import ROOT, TRAIN, copy_source, run
 
 import tf_scalecom
@@ -20,9 +19,10 @@ LIBRARY = f"tf_scalecom/ops/{native.LIBRARY.name}"
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-@idle_job
-def made(run, folder) -> tuple[Path, str]:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Path, str]:
     """The wheel, built from the source distribution with an nvcc that fails, and what was said."""
+    folder = tmp_path_factory.mktemp("dist")
     source = copy_source(folder / "source")
     nvcc = folder / "cuda" / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
@@ -30,12 +30,13 @@ def made(run, folder) -> tuple[Path, str]:
     nvcc.chmod(0o755)
     said = run(
         sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist",
-        cwd=source, CUDA_HOME=str(folder / "cuda"),
+        cwd=source, timeout=900, CUDA_HOME=str(folder / "cuda"),
     )  # fmt: skip
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel, said
 
 
+@pytest.mark.slow
 def test_the_wheel_trains_on_native_kernels_from_a_clean_folder(made, tmp_path):
     wheel, _ = made
     site = tmp_path / "site"
@@ -48,6 +49,7 @@ def test_the_wheel_trains_on_native_kernels_from_a_clean_folder(made, tmp_path):
     assert "trained True" in output
 
 
+@pytest.mark.slow
 def test_without_a_working_nvcc_the_kernels_are_those_of_the_cpu(made, tmp_path):
     wheel, said = made
     assert said.count("the GPU kernels were not built, those of the CPU were: ") == 1
@@ -59,6 +61,7 @@ def test_without_a_working_nvcc_the_kernels_are_those_of_the_cpu(made, tmp_path)
     assert str(built.read(library)).endswith("; no GPU kernels (no working nvcc when it was built)")
 
 
+@pytest.mark.slow
 def test_no_library_of_tensorflow_or_cuda_is_bundled_or_asked_of_the_system(made, tmp_path):
     wheel, _ = made
     with zipfile.ZipFile(wheel) as archive:
@@ -71,6 +74,7 @@ def test_no_library_of_tensorflow_or_cuda_is_bundled_or_asked_of_the_system(made
     assert set(needed) - system == {"libtensorflow_framework"}
 
 
+@pytest.mark.slow
 def test_metadata_are_those_of_the_project(made):
     wheel, _ = made
     with zipfile.ZipFile(wheel) as archive:

@@ -40,6 +40,7 @@ def start_command(out, *options):
     return subprocess.Popen([*program, *options], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_end(tmp_path):
     straight = start_command(tmp_path / "straight", *OPTIONS)
     killed = start_command(tmp_path / "killed", *OPTIONS, "--save-minutes=0")

@@ -8,74 +8,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from digits import digest, digits
+from backed_up_training import BATCH, STEPS, build, restore_into, train
+from digits import digits
 from worker_cluster import WorkerCluster
 
 import tf_scalecom as sc
 from tf_scalecom.state.backup import BackupFolder
-
-STEPS = 10  # of an epoch
-BATCH = 8
-
-
-def build(strategy, units=64, warmup_steps=5, beta=0.3, hierarchical=False, warmup="dense"):
-    """With all kinds of state: slots, residuals, moving averages, random seeds."""
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((20,)),
-                keras.layers.Dense(units, activation="relu"),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.2, seed=3),
-                keras.layers.Dense(64, activation="relu"),
-                keras.layers.Dense(10),
-            ]
-        )
-        model.compile(
-            sc.ScaleComOptimizer(
-                keras.optimizers.SGD(0.05, momentum=0.9),
-                compression_ratio=100,
-                beta=beta,
-                warmup_steps=warmup_steps,
-                hierarchical=hierarchical,
-                warmup=warmup,
-            ),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-    return model
-
-
-class Residuals(keras.callbacks.Callback):
-    """Keeps the residuals as they are when training starts; comes after the restore."""
-
-    def on_train_begin(self, logs=None):
-        self.at_start = self.model.optimizer.residuals
-
-
-def train(strategy, epochs, folder=None, **arguments):
-    """Trains on this worker's own data; what comes out is equal to the bit or it is not."""
-    rank = strategy.extended._id_in_cluster
-    local = len(strategy.extended.worker_devices)
-    x, y = digits(STEPS * BATCH * local, seed=rank)
-    data = strategy.distribute_datasets_from_function(
-        lambda _: tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    )
-    model = build(strategy, **arguments)
-    seen = Residuals()
-    callbacks = [seen]
-    if folder:
-        callbacks.insert(0, sc.callbacks.BackupAndRestore(folder, delete_checkpoint=False))
-    history = model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
-    own = [part.tobytes() for parts in model.optimizer.residuals.values() for part in parts]
-    return {
-        "weights": digest(model.trainable_variables),
-        "own": [*own, digest(model.non_trainable_variables)],
-        "slots": digest(model.optimizer.inner_optimizer.variables),
-        "epochs": history.epoch,
-        "residuals_at_start": seen.at_start,
-        "iterations": int(model.optimizer.iterations.numpy()),
-    }
 
 
 def assert_same_end(results, expected):
@@ -85,6 +23,7 @@ def assert_same_end(results, expected):
 
 
 @pytest.mark.parametrize(("logical_cpus", "ways"), [(1, [False]), (2, [False, True])])
+@pytest.mark.slow
 def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, ways):
     """20 steps straight equal 10, a backup, the end of the processes, and 10 more.
 
@@ -109,6 +48,7 @@ def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, ways):
         again.close()
 
 
+@pytest.mark.quick
 def test_warm_up_goes_on_where_it_was(cluster, tmp_path):
     warmup = {"warmup_steps": 15, "warmup": "ramp"}
     straight = cluster(2).run(train, 2, **warmup, timeout=120)
@@ -137,27 +77,6 @@ def test_another_number_of_workers_shares_the_sum_of_the_residuals(
         for result in restored:
             (part,) = result["residuals_at_start"][path]
             np.testing.assert_allclose(part * workers, whole, rtol=1e-5, atol=1e-7)
-
-
-def restore_into(strategy, folder, arguments):
-    """The error, and what was logged."""
-    from absl import logging
-
-    messages = []
-
-    class Handler(logging.PythonHandler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    handler = Handler()
-    logging.get_absl_logger().addHandler(handler)
-    try:
-        train(strategy, 1, folder, **arguments)
-    except (OSError, ValueError) as error:
-        return str(error), messages
-    finally:
-        logging.get_absl_logger().removeHandler(handler)
-    return None, messages
 
 
 def test_what_does_not_fit_is_an_error_and_other_hyper_parameters_a_warning(cluster, tmp_path):
@@ -282,6 +201,7 @@ def fit_with_writer(strategy):
     return begun
 
 
+@pytest.mark.quick
 def test_chief_only_runs_a_callback_on_the_chief_alone(cluster):
     assert cluster(2).run(fit_with_writer, timeout=120) == [[(0, True, 2), (1, True, 2)], []]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import keras
 import pytest
+from backed_up_training import BATCH, build, restore_into
 from digits import digits
-from test_backup import BATCH, build, restore_into
 
 import tf_scalecom as sc
 from tf_scalecom.state import backup_owner

@@ -76,6 +76,7 @@ def fit_monitored(strategy, folder, **arguments):
     return history, norms
 
 
+@pytest.mark.quick
 def test_bytes_of_warm_up_and_compressed_steps(cluster, tmp_path):
     results = cluster(2).run(fit_monitored, str(tmp_path), steps_per_execution=2, warmup_steps=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "0.csv"]  # the chief's alone

@@ -4,16 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from digits import digest, digits
+from digits import dense_model, digest, digits
+from known_gradients import CASES, SHAPE, apply_known_gradients, known_gradients
 from reference import scalecom_step
 from small_classifier import alone, assert_equal, train_on_arrays
-from test_multi_worker import (
-    CASES,
-    SHAPE,
-    apply_known_gradients,
-    dense_model,
-    known_gradients,
-)
 
 import tf_scalecom as sc
 

@@ -43,6 +43,7 @@ def peak_of_a_step(strategy, arguments):
 
 
 @pytest.mark.multi_worker
+@pytest.mark.slow
 def test_a_step_allocates_a_few_per_cent_of_the_gradient(tmp_path):
     """Offsets 0.25 %; values, summed in place, 1 % in 4 bytes; TensorFlow's ring half of that.
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_optimizer import make_strategy
+from local_strategies import make_strategy
 
 import tf_scalecom as sc
 from tf_scalecom.reduction import METHODS, MethodOptions, method_class

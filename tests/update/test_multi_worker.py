@@ -8,51 +8,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import EXCHANGES
-from digits import digest, digits
+from digits import dense_model, digest, digits
+from known_gradients import CASES, SHAPE, apply_known_gradients, known_gradients
 from private_network import loopback_bytes, private_network_pool
 from reference import scalecom_step
 from worker_cluster import WorkerCluster
 
 import tf_scalecom as sc
 
-CASES = {case.name: case for case in EXCHANGES}
-SHAPE = (61, 50)
+TWO_OR_THREE = [pytest.param(2, marks=pytest.mark.quick), 3]
 
 
-def known_gradients(steps, replicas, integers=False):
-    rng = np.random.default_rng(1)
-    shape = (steps, replicas, *SHAPE)
-    values = rng.integers(-20, 21, shape) if integers else rng.normal(size=shape)
-    return values.astype(np.float32)
-
-
-def apply_known_gradients(strategy, case, steps, integers=False, **arguments):
-    """Applies known gradients; SGD at learning rate 1 from zero shows the sum of all reduced."""
-    gradients = known_gradients(steps, strategy.num_replicas_in_sync, integers)
-    with strategy.scope():
-        variable = keras.Variable(np.zeros(SHAPE, np.float32), name="w")
-        inner = keras.optimizers.SGD(1.0)
-        optimizer = sc.ScaleComOptimizer(inner, **case.optimizer_arguments(), **arguments)
-        optimizer.build([variable])
-
-    @tf.function
-    def step(gradient):
-        strategy.run(lambda g: optimizer.apply([g], [variable]), args=(gradient,))
-
-    history = []
-    for t in range(steps):
-        step(
-            strategy.experimental_distribute_values_from_function(
-                lambda context, t=t: tf.constant(gradients[t, context.replica_id_in_sync_group])
-            )
-        )
-        residuals = optimizer.residuals.get("w", ())
-        history.append((variable.numpy(), residuals))
-    return history
-
-
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", TWO_OR_THREE)
 @pytest.mark.parametrize(
     ("name", "ramp"),
     [("top1", 0), ("top10_filtered", 0), ("exact", 0), ("bfloat16_wire", 0), ("top10_filtered", 4)],
@@ -89,7 +56,7 @@ def test_workers_agree_with_the_specification(cluster, workers, name, ramp):
             np.testing.assert_array_equal(weights, histories[0][t][0])
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", TWO_OR_THREE)
 def test_conservation_is_exact_for_integer_gradients(cluster, workers):
     steps = 6
     histories = cluster(workers).run(
@@ -100,26 +67,6 @@ def test_conservation_is_exact_for_integer_gradients(cluster, workers):
         sent = -histories[0][t][0]
         held = sum(history[t][1][0] for history in histories)
         np.testing.assert_array_equal(sent + held, gradients[: t + 1].sum(axis=(0, 1)))
-
-
-def dense_model(strategy, make_optimizer, **compile_arguments):
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((20,)),
-                keras.layers.Dense(64, activation="relu"),
-                keras.layers.Dense(64, activation="relu"),
-                keras.layers.Dense(10, dtype="float32"),
-            ]
-        )
-        model.compile(
-            make_optimizer(),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            **compile_arguments,
-        )
-    return model
 
 
 def own_batches(strategy, x, y, batch):
@@ -195,6 +142,7 @@ def fit_with_nan(strategy, policy, steps_per_execution):
 
 
 @pytest.mark.parametrize(("policy", "steps_per_execution"), [("float32", 4), ("mixed_float16", 1)])
+@pytest.mark.quick
 def test_nan_on_one_worker_skips_the_step_everywhere(cluster, policy, steps_per_execution):
     results = cluster(2).run(fit_with_nan, policy, steps_per_execution, timeout=180)
     for spoilt, clean in results:
@@ -235,6 +183,7 @@ def all_finite(variables):
     return all(np.isfinite(v.numpy()).all() for v in variables)
 
 
+@pytest.mark.quick
 def test_a_worker_without_data_spoils_no_step(cluster):
     (first, *_), _ = results = cluster(2).run(fit_normalised, timeout=120)
     assert results == [(first, True, 0)] * 2
@@ -325,6 +274,7 @@ FIVE_MILLION = (784, 1600, 1600, 800, 10)
     ("workers", "cases"),
     [(2, [(1, 3, 0.05), (100, 12, 0.10)]), (3, [(100, 12, 0.10), (4, 6, 0.05)])],
 )
+@pytest.mark.slow
 def test_bytes_claimed_are_bytes_on_the_network(tmp_path, workers, cases):
     """The smallest of three tries counts: what else goes over the connections only adds."""
     with private_network_pool() as pool:

@@ -1,13 +1,13 @@
 """`ScaleComOptimizer` in one process: without a strategy, and on four logical CPUs."""
 
 import contextlib
-import functools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from cases import EXCHANGES
+from local_strategies import ROUTES, make_strategy
 from reference import scalecom_step
 
 import tf_scalecom as sc
@@ -17,23 +17,6 @@ from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.layout import Layout, tensor_layout
 from tf_scalecom.wire.report import compression_report
 from tf_scalecom.wire.route import COLLECTIVES
-
-DEVICES = [f"CPU:{i}" for i in range(4)]
-ROUTES = ("none", "own_ops", "scalecom_ops")
-
-
-@functools.cache
-def make_strategy(route, replicas=2):
-    devices = DEVICES[:replicas]
-    if route == "none":
-        return None
-    if route == "own_ops":
-        return tf.distribute.MirroredStrategy(
-            devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
-        )
-    return tf.distribute.MirroredStrategy(
-        devices, cross_device_ops=sc.ScaleComAllReduce.for_devices(devices)
-    )
 
 
 @pytest.fixture(params=ROUTES[1:])

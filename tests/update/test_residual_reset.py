@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from collected_warnings import Collected
 from digits import digest
-from test_optimizer import make_strategy
-from test_skip_warning import Collected
+from local_strategies import make_strategy
 
 import tf_scalecom as sc
 from tf_scalecom import ops

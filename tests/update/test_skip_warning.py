@@ -1,30 +1,12 @@
 """A warning where nothing is learned because one step after the other is skipped."""
 
-import logging
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging as absl_logging
+from collected_warnings import Collected
 
 import tf_scalecom as sc
-
-
-class Collected(logging.Handler):
-    """The warnings of tf_scalecom while in use as a context manager."""
-
-    def __enter__(self):
-        self.texts = []
-        absl_logging.get_absl_logger().addHandler(self)
-        return self
-
-    def __exit__(self, *_):
-        absl_logging.get_absl_logger().removeHandler(self)
-
-    def emit(self, record):
-        if record.levelno == logging.WARNING and "tf_scalecom" in record.getMessage():
-            self.texts.append(record.getMessage())
 
 
 def warnings_in(pattern, loss_scaling=False):

@@ -79,6 +79,7 @@ def build_differently(strategy, arguments, momentum):
         ([{"name": "a"}, {"name": "b"}], (0.0, 0.0), None),
     ],
 )
+@pytest.mark.quick
 def test_different_hyper_parameters_fail_on_all_workers(cluster, arguments, momentum, difference):
     for message in cluster(2).run(build_differently, arguments, momentum):
         if difference is None:
@@ -116,6 +117,7 @@ DIFFERENT_INSTALLATION = """
 
 
 @pytest.mark.multi_worker
+@pytest.mark.slow
 def test_different_versions_and_devices_fail_on_all_workers(tmp_path):
     for log in logs_of_failure(DIFFERENT_INSTALLATION, tmp_path):
         assert f"tf_scalecom: '{sc.__version__}' (worker 0), '0.0.9' (worker 1)" in log
@@ -248,6 +250,7 @@ DIFFERENT_CALLS = """
 
 
 @pytest.mark.multi_worker
+@pytest.mark.slow
 def test_workers_in_different_calls_fail_and_say_in_which(tmp_path):
     for log in logs_of_failure(DIFFERENT_CALLS, tmp_path):
         assert re.search(r"/task:0 is in gather of int32 \[1, 1\], numbers of batches", log), log
@@ -393,6 +396,7 @@ DIFFERENT_LEADERS = """
 
 
 @pytest.mark.multi_worker
+@pytest.mark.slow
 def test_workers_with_different_leaders_fail_and_say_so(tmp_path):
     said = "".join(logs_of_failure(DIFFERENT_LEADERS, tmp_path))
     assert re.search(r"has waited [\d.]+ s, as all workers have, but not for the same", said), said
@@ -428,6 +432,7 @@ LATER = """
 
 
 @pytest.mark.multi_worker
+@pytest.mark.slow
 def test_known_sets_of_gradients_do_not_meet_in_one_step(tmp_path):
     said = "".join(logs_of_failure(LATER, tmp_path))
     for rank, absent in enumerate("ab"):

@@ -89,6 +89,7 @@ def create_of_each_dtype(strategy):
     return [str(v.numpy().tolist()) for v in variables], error, trained[0].numpy().tolist()
 
 
+@pytest.mark.quick
 def test_variables_of_every_dtype_begin_with_the_first_workers_value(cluster):
     results = cluster(2).run(create_of_each_dtype)
     for values, error, trained in results:
@@ -149,6 +150,7 @@ def send_dtypes(strategy):
         np.testing.assert_array_equal(tf.cast(gathered, tf.int32), [0, 1, 1, 0])
 
 
+@pytest.mark.quick
 def test_every_dtype(cluster):
     cluster(2).run(send_dtypes)
 
@@ -196,6 +198,7 @@ def gather_in_eager_mode(strategy):
     return strategy.gather(value, axis=0).numpy().tolist()
 
 
+@pytest.mark.quick
 def test_gather_in_eager_mode(cluster):
     assert cluster(2).run(gather_in_eager_mode) == [[[0, 0], [1, 1], [1, 1]]] * 2
 

@@ -18,7 +18,7 @@ from worker_cluster import WORKER_ENV, start_scripts
 
 from tf_scalecom import extended
 
-pytestmark = pytest.mark.multi_worker
+pytestmark = [pytest.mark.multi_worker, pytest.mark.slow]
 
 FAULTY_WORKER = Path(__file__).parents[1] / "faulty_worker.py"
 RESTARTED_WORKER = Path(__file__).parents[1] / "restarted_worker.py"

@@ -74,6 +74,7 @@ print("trained")
 
 
 @pytest.mark.multi_worker
+@pytest.mark.slow
 def test_workers_behind_a_dead_proxy_train_and_an_evaluator_does_not():
     reserved = reserve_ports(3)
     first, second, evaluator = (f"localhost:{port.getsockname()[1]}" for port in reserved)

@@ -1,0 +1,91 @@
+"""A model with all kinds of state, trained with backups on a cluster of workers."""
+
+import keras
+import tensorflow as tf
+from digits import digest, digits
+
+import tf_scalecom as sc
+
+STEPS = 10  # of an epoch
+BATCH = 8
+
+
+def build(strategy, units=64, warmup_steps=5, beta=0.3, hierarchical=False, warmup="dense"):
+    """With all kinds of state: slots, residuals, moving averages, random seeds."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((20,)),
+                keras.layers.Dense(units, activation="relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.2, seed=3),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(10),
+            ]
+        )
+        model.compile(
+            sc.ScaleComOptimizer(
+                keras.optimizers.SGD(0.05, momentum=0.9),
+                compression_ratio=100,
+                beta=beta,
+                warmup_steps=warmup_steps,
+                hierarchical=hierarchical,
+                warmup=warmup,
+            ),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    return model
+
+
+class Residuals(keras.callbacks.Callback):
+    """Keeps the residuals as they are when training starts; comes after the restore."""
+
+    def on_train_begin(self, logs=None):
+        self.at_start = self.model.optimizer.residuals
+
+
+def train(strategy, epochs, folder=None, **arguments):
+    """Trains on this worker's own data; what comes out is equal to the bit or it is not."""
+    rank = strategy.extended._id_in_cluster
+    local = len(strategy.extended.worker_devices)
+    x, y = digits(STEPS * BATCH * local, seed=rank)
+    data = strategy.distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    )
+    model = build(strategy, **arguments)
+    seen = Residuals()
+    callbacks = [seen]
+    if folder:
+        callbacks.insert(0, sc.callbacks.BackupAndRestore(folder, delete_checkpoint=False))
+    history = model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
+    own = [part.tobytes() for parts in model.optimizer.residuals.values() for part in parts]
+    return {
+        "weights": digest(model.trainable_variables),
+        "own": [*own, digest(model.non_trainable_variables)],
+        "slots": digest(model.optimizer.inner_optimizer.variables),
+        "epochs": history.epoch,
+        "residuals_at_start": seen.at_start,
+        "iterations": int(model.optimizer.iterations.numpy()),
+    }
+
+
+def restore_into(strategy, folder, arguments):
+    """The error, and what was logged."""
+    from absl import logging
+
+    messages = []
+
+    class Handler(logging.PythonHandler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    handler = Handler()
+    logging.get_absl_logger().addHandler(handler)
+    try:
+        train(strategy, 1, folder, **arguments)
+    except (OSError, ValueError) as error:
+        return str(error), messages
+    finally:
+        logging.get_absl_logger().removeHandler(handler)
+    return None, messages
