@@ -42,7 +42,8 @@ def said(monkeypatch):
     """The warnings of a restore."""
     lines = []
     monkeypatch.setattr(
-        "tf_scalecom.backup_fit.logging.warning", lambda line, *parts: lines.append(line % parts)
+        "tf_scalecom.state.backup_fit.logging.warning",
+        lambda line, *parts: lines.append(line % parts),
     )
     return lines
 
