@@ -273,7 +273,7 @@ BAD_LAYOUTS = {
     "size": (dict(chunk_size=[10, 0]), "chunk_size in 1 .* tensor 1 .*chunk_size 0"),
     "keep": (dict(chunk_size=[10, 25], chunk_keep=[1, 17]), "at most 16 .* chunk_keep 17"),
     "selections": (dict(selection=["chunk"]), "a selection for each of 2 gradients; got 1"),
-    "selection": (dict(selection=["chunk", "best"]), 'not in the list of allowed values: "chunk'),
+    "selection": (dict(selection=["chunk", "best"]), 'best.* not in.*: "chunk", "exact"'),
 }
 
 
