@@ -5,6 +5,7 @@ destination, which is renamed into place at the end, so workers started together
 """
 
 import contextlib
+import os
 import pathlib
 import shutil
 import subprocess
@@ -12,8 +13,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
-
-from tf_scalecom.base.whole_files import written_whole
 
 # The project's own, whatever folder a program is started in: what is there is not fetched again.
 DATA_FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data"
@@ -35,7 +34,7 @@ def unpack_debian_package(package: str, destination: pathlib.Path) -> None:
         PackageUnavailableError: apt-get or dpkg is missing, or the download failed.
     """
     _need(("apt-get", "dpkg"), f"the Debian package {package}", destination)
-    with _put_into_place(destination) as (scratch, tree):
+    with _renamed_into_place(destination) as (scratch, tree):
         try:
             _run(["apt-get", "download", package], scratch)
         except PackageUnavailableError:
@@ -56,7 +55,7 @@ def fetch_descriptions(languages: Sequence[str], destination: pathlib.Path) -> N
         PackageUnavailableError: apt is missing, or the download failed.
     """
     _need(("apt-get", APT_HELPER), "package descriptions", destination)
-    with _put_into_place(destination) as (scratch, tree):
+    with _renamed_into_place(destination) as (scratch, tree):
         wanted = ["Acquire::Languages=", *(f"Acquire::Languages::={code}" for code in languages)]
         _updated_lists(scratch, *(part for option in wanted for part in ("-o", option)))
         for code in languages:
@@ -82,7 +81,7 @@ def unpack_wheel(requirement: str, member: str, destination: pathlib.Path) -> No
     Raises:
         PackageUnavailableError: pip is missing or the download failed.
     """
-    with _put_into_place(destination) as (scratch, tree):
+    with _renamed_into_place(destination) as (scratch, tree):
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
         _run([*pip, "--no-deps", "--only-binary=:all:", "--dest", ".", requirement], scratch)
         (wheel,) = scratch.glob("*.whl")
@@ -91,15 +90,19 @@ def unpack_wheel(requirement: str, member: str, destination: pathlib.Path) -> No
 
 
 @contextlib.contextmanager
-def _put_into_place(destination: pathlib.Path):
+def _renamed_into_place(destination: pathlib.Path):
     """Yields (scratch folder, folder that becomes `destination` when the block succeeds)."""
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(dir=destination.parent) as scratch,
-        written_whole(destination) as tree,
-    ):
+    with tempfile.TemporaryDirectory(dir=destination.parent) as scratch:
+        scratch = pathlib.Path(scratch).resolve()
+        tree = scratch / "tree"
         tree.mkdir()
-        yield pathlib.Path(scratch).resolve(), tree
+        yield scratch, tree
+        try:
+            os.rename(tree, destination)
+        except OSError:
+            if not destination.is_dir():  # otherwise another worker was first, with the same files
+                raise
 
 
 def _need(programs: Sequence[str], wanted: str, destination: pathlib.Path) -> None:

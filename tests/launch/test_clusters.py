@@ -47,6 +47,12 @@ def test_slurm_tasks_are_workers_by_rank_without_a_gpu():
         assert config["cluster"]["worker"] == addresses
 
 
+def test_slurm_pads_numbers_of_nodes_with_zeros():
+    config = slurm.tf_config(slurm_task(0, "login,n[08-10,2]", "1(x5)", 0, 0))
+    hosts = [address.partition(":")[0] for address in config["cluster"]["worker"]]
+    assert hosts == ["login", "n08", "n09", "n10", "n2"]
+
+
 def test_slurm_jobs_on_one_node_have_different_ports_below_those_the_system_gives_away():
     def ports(job):
         config = slurm.tf_config(slurm_task(0, "n1", "64", 0, 0, job))
@@ -64,6 +70,8 @@ def test_slurm_jobs_on_one_node_have_different_ports_below_those_the_system_give
         (slurm_task("first", "n1", "1", 0, 0), "SLURM_PROCID to be a whole number; .* 'first'"),
         (slurm_task(1, "n[1-2]", "2(x2)", 1, 0), "received task 1 as number 0 on node 1"),
         (slurm_task(0, "n[1-2]", "65,1", 0, 0), "1 to 64 tasks"),
+        (slurm_task(0, "n[1-2]", "1(2)", 0, 0), "like 2\\(x3\\),1; received '1\\(2\\)'"),
+        (slurm_task(0, "n[1,,2]", "1(x2)", 0, 0), "received 'n\\[1,,2\\]'. Set it to the names"),
         (slurm_task(0, "r[1-2]n1", "1(x2)", 0, 0), "received 'r\\[1-2\\]n1'. Set it to the names"),
     ],
 )
