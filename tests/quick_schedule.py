@@ -7,7 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 
 class OneCluster(LoadScopeScheduling):
-    """Files as a whole, as `--dist loadfile` has it; all with tests marked quick to one process.
+    """Files as a whole, like `--dist loadfile`; all that have tests marked quick to one process.
 
     So there is one cluster of workers, where each process would start its own.
     """

@@ -240,7 +240,6 @@ def test_two_workers_train_as_one(cluster, alone):
             assert_close(result, alone[name], name)
 
 
-@pytest.mark.quick
 def test_compressed_workers_agree_on_all(cluster):
     first, *others = cluster(2).run(run_tasks, list(TASKS), compressed=True, timeout=240)
     for name, result in first.items():

@@ -24,7 +24,6 @@ def test_training_equals_one_worker_with_the_whole_batch(cluster, num_workers, s
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "loss scale"])
-@pytest.mark.quick
 def test_other_optimizers_train_as_on_one_worker(cluster, optimizer):
     expected = alone(optimizer=optimizer)
     for result in cluster(2).run(train_on_arrays, timeout=150, optimizer=optimizer):

@@ -20,8 +20,7 @@ def run(directory, program, *arguments, isa="avx512"):
 
 @pytest.mark.parametrize("program", ["layout_test", "arguments_test"])
 def test_layout_and_arguments(build_native, program):
-    directory = build_native("core_tests")
-    run(directory, program)
+    run(build_native("core_tests", TESTS=program), program)
 
 
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])

@@ -48,7 +48,6 @@ def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, ways):
         again.close()
 
 
-@pytest.mark.quick
 def test_warm_up_goes_on_where_it_was(cluster, tmp_path):
     warmup = {"warmup_steps": 15, "warmup": "ramp"}
     straight = cluster(2).run(train, 2, **warmup, timeout=120)

@@ -79,7 +79,6 @@ def save_on_one_and_load_on_all(strategy, path, saver):
 
 
 @pytest.mark.parametrize("saver", [0, 1])
-@pytest.mark.quick
 def test_a_model_saved_by_one_worker_trains_on_on_all(cluster, tmp_path, saver):
     path = str(tmp_path / "model.keras")
     results = cluster(2).run(save_on_one_and_load_on_all, path, saver, timeout=150)

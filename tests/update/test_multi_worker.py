@@ -142,7 +142,6 @@ def fit_with_nan(strategy, policy, steps_per_execution):
 
 
 @pytest.mark.parametrize(("policy", "steps_per_execution"), [("float32", 4), ("mixed_float16", 1)])
-@pytest.mark.quick
 def test_nan_on_one_worker_skips_the_step_everywhere(cluster, policy, steps_per_execution):
     results = cluster(2).run(fit_with_nan, policy, steps_per_execution, timeout=180)
     for spoilt, clean in results:
