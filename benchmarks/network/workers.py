@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = pathlib.Path(__file__).resolve().parent
 TORCH_PYTHON = FOLDER / ".venv" / "bin" / "python"
 
-_GUARD = ROOT / "tf_scalecom" / "die_with_parent.py"
+_GUARD = ROOT / "tf_scalecom" / "launch" / "die_with_parent.py"
 _PORTS = {"tf": 23456, "torch": 23457}
 _LOG_LINES = 25
 
