@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 from tf_scalecom.reduction import MethodOptions
 from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.wire.config import CompressionConfig
@@ -22,8 +23,8 @@ class _ChosenForAll(CltK):
 
     def _zero(self, shape):
         if shape not in self._zeros:
-            with tf.init_scope():
-                self._zeros[shape] = tf.Variable(tf.zeros(shape))
+            with tf.init_scope():  # in a strategy's scope, too, one plain variable
+                self._zeros[shape] = ResourceVariable(tf.zeros(shape))
         return self._zeros[shape]
 
 
