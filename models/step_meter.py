@@ -6,7 +6,8 @@ import time
 
 import keras
 
-LOOPBACK_SENT = pathlib.Path("/sys/class/net/lo/statistics/tx_bytes")
+# Of this process's network; the counters in /sys are those of whoever mounted it.
+NETWORK_DEVICES = pathlib.Path("/proc/self/net/dev")
 WINDOW = 20
 
 
@@ -40,7 +41,7 @@ class StepMeter(keras.callbacks.Callback):
     @property
     def bytes_per_step_and_worker(self) -> float | None:
         """Median traffic of a worker in a step; None without a counter or a filled window."""
-        if not self._window_bytes or not LOOPBACK_SENT.exists():
+        if not self._window_bytes or _loopback_sent() is None:
             return None
         return statistics.median(self._window_bytes) / WINDOW / self.num_workers
 
@@ -53,10 +54,17 @@ class StepMeter(keras.callbacks.Callback):
         self._steps_seen += 1
         if self._window_start is not None and self._steps_seen < self._window_start[0] + WINDOW:
             return
-        sent = int(LOOPBACK_SENT.read_text()) if LOOPBACK_SENT.exists() else 0
-        now = (self._steps_seen, time.perf_counter(), sent)
+        now = (self._steps_seen, time.perf_counter(), _loopback_sent() or 0)
         if self._window_start is not None:
             self._window_seconds.append(now[1] - self._window_start[1])
             self._window_bytes.append(now[2] - self._window_start[2])
         if self._steps_seen >= self.ignored_steps:
             self._window_start = now
+
+
+def _loopback_sent() -> int | None:
+    """Bytes sent over the loopback so far; None without a counter."""
+    if not NETWORK_DEVICES.exists():
+        return None
+    (line,) = (s for s in NETWORK_DEVICES.read_text().splitlines() if s.strip().startswith("lo:"))
+    return int(line.partition(":")[2].split()[8])

@@ -12,6 +12,8 @@ import tensorflow as tf
 import tf_scalecom as sc
 from tf_scalecom.fit import numpy_memory
 
+numpy_memory.copy_what_others_see()  # as with the first strategy
+
 ROWS, COLUMNS, BATCH = 64, 16, 8  # a row is as long as TensorFlow aligns to
 
 
@@ -137,6 +139,7 @@ def test_alignment_is_that_of_tensorflow():
 READ_ONLY = """
 import sys, numpy as np, tensorflow as tf
 import tf_scalecom
+tf_scalecom.MultiWorkerMirroredStrategy()
 x = np.load(sys.argv[1], mmap_mode="r")
 views = lambda: (x[i : i + 8] for i in range(0, 64, 8))
 ds = tf.data.Dataset.from_generator(views, output_signature=tf.TensorSpec((None, 16)))

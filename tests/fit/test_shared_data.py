@@ -353,7 +353,7 @@ class Peers:
 @pytest.fixture
 def own_random_state(monkeypatch):
     states = random.getstate(), np.random.get_state()
-    monkeypatch.setattr(shared_seed.random_seed, "get_seed", shared_seed._tensorflow_get_seed)
+    monkeypatch.setattr(shared_seed.random_seeds, "get_seed", shared_seed._tensorflow_get_seed)
     yield
     tf.random.set_seed(None)
     random.setstate(states[0])

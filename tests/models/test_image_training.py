@@ -31,8 +31,8 @@ def test_the_small_network_has_a_quarter_of_the_weights_with_and_without_pooling
 @pytest.fixture
 def counter(tmp_path, monkeypatch):
     """Stands in for the loopback counter; the clock advances a second each time it is read."""
-    path = tmp_path / "tx_bytes"
-    monkeypatch.setattr(step_meter, "LOOPBACK_SENT", path)
+    path = tmp_path / "dev"
+    monkeypatch.setattr(step_meter, "NETWORK_DEVICES", path)
     clock = iter(np.arange(1000.0))
     monkeypatch.setattr(step_meter.time, "perf_counter", lambda: next(clock))
     return path
@@ -47,7 +47,7 @@ def test_the_meter_counts_steady_steps_alone(counter):
         for step in range(30):
             sent += 10_000 if epoch == 0 and step < 3 else 600
             sent += 1_000_000 if epoch == 1 and step == 10 else 0
-            counter.write_text(f"{sent}\n")
+            counter.write_text(f"    lo: 1 2 3 4 5 6 7 8 {sent} 10 11\n")
             meter.on_train_batch_end(step)
         sent += 50_000
     assert meter.bytes_per_step_and_worker == 300

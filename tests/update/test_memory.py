@@ -15,7 +15,8 @@ ELEMENTS = 27_000_000
 def peak_of_a_step(strategy, arguments):
     """Most bytes that a step on one variable holds beyond what it began with.
 
-    Without arguments: of a step that makes the gradient and applies it on the spot.
+    Without arguments: of a step that makes the gradient and applies it on the spot. None where
+    TensorFlow keeps no statistics of the CPU's memory, which depends on the kind of CPU.
     """
     with strategy.scope():
         variable = keras.Variable(np.ones(ELEMENTS, np.float32), name="w")
@@ -30,6 +31,10 @@ def peak_of_a_step(strategy, arguments):
         else:
             variable.value.assign_sub(gradient)
 
+    try:
+        tf.config.experimental.reset_memory_stats("CPU:0")
+    except ValueError:
+        return None
     step = tf.function(lambda: strategy.run(replica_step), autograph=False)
     for _ in range(2):  # one worker leads, then the other
         step()
@@ -53,6 +58,8 @@ def test_a_step_allocates_a_few_per_cent_of_the_gradient(tmp_path):
     workers = WorkerCluster(2, log_dir=tmp_path)
     try:
         gradient_alone = workers.run(peak_of_a_step, None)
+        if None in gradient_alone:
+            pytest.skip("TensorFlow keeps no statistics of the memory of this kind of CPU")
         for value_dtype, per_cent in ("float32", 1.8), ("bfloat16", 1.05):
             peaks = workers.run(
                 peak_of_a_step, dict(compression_ratio=100, value_dtype=value_dtype), timeout=120

@@ -31,7 +31,7 @@ class StrategyRoute(NamedTuple):
 
     def log(self) -> None:
         """Says once in a process which way is taken."""
-        _log_once(f"tf_scalecom: {self.words}")
+        _log_once(self.words)
 
 
 def route(strategy: tf.distribute.Strategy, hierarchical: bool) -> StrategyRoute:
@@ -50,17 +50,20 @@ def route(strategy: tf.distribute.Strategy, hierarchical: bool) -> StrategyRoute
     elif num_replicas == 1:
         wire = COLLECTIVES  # what it would be with more
     if num_replicas == 1:
-        words = "one replica, nothing to exchange: gradients pass through."
+        words = "tf_scalecom: one replica, nothing to exchange: gradients pass through."
         return StrategyRoute(1, wire, words, _alone)
     if hierarchical:
-        words = f"{num_replicas} replicas exchange by ScaleComAllReduce, each worker's as one."
+        words = (
+            f"tf_scalecom: {num_replicas} replicas exchange by ScaleComAllReduce, each worker's "
+            "as one."
+        )
         return StrategyRoute(
             hierarchy.num_workers(strategy), wire, words, _hierarchical(strategy.extended)
         )
     if hasattr(ops, "exchange"):
-        words = f"{num_replicas} replicas exchange by ScaleComAllReduce."
+        words = f"tf_scalecom: {num_replicas} replicas exchange by ScaleComAllReduce."
         return StrategyRoute(num_replicas, wire, words, _by_ops(ops))
-    words = f"{num_replicas} replicas exchange by the strategy's own all-reduce."
+    words = f"tf_scalecom: {num_replicas} replicas exchange by the strategy's own all-reduce."
     return StrategyRoute(num_replicas, wire, words, _by_strategy(strategy))
 
 
