@@ -2,12 +2,15 @@
 
 import functools
 
+import pytest
 import tensorflow as tf
 
 import tf_scalecom as sc
 
 DEVICES = [f"CPU:{i}" for i in range(4)]
-ROUTES = ("none", "own_ops", "scalecom_ops")
+# Before a commit the way that several workers use will do.
+REPLICA_ROUTES = (pytest.param("own_ops", marks=pytest.mark.slow), "scalecom_ops")
+ROUTES = ("none", *REPLICA_ROUTES)
 
 
 @functools.cache

@@ -152,6 +152,7 @@ def saved(tmp_path_factory):
         "import tf_scalecom, tensorflow, keras",
     ],
 )
+@pytest.mark.slow
 def test_a_saved_model_loads_after_the_import_of_the_package_alone(saved, imports):
     code = f"""
 import sys
@@ -166,6 +167,7 @@ print("loaded")
 
 
 @pytest.mark.parametrize("imports", ["import tf_scalecom, keras", "import keras, tf_scalecom"])
+@pytest.mark.slow
 def test_what_others_draw_as_they_are_imported_is_no_use_of_the_generators(imports):
     code = f"""
 import json, random

@@ -22,7 +22,7 @@ def namespaces():
 
 def can_make_namespaces():
     """Whether this process may; root in a container often may not."""
-    name = "scalecom-bench-probe"
+    name = f"scalecom-probe-{os.getpid()}"  # each process of `pytest -n` asks
     try:
         subprocess.run(["ip", "netns", "add", name], capture_output=True, check=True)
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=True)

@@ -29,6 +29,7 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize("module", ["callbacks", "optimizer"])
+@pytest.mark.slow
 def test_all_that_is_missing_is_one_error_at_import(module):
     owners = [
         i for i, c in enumerate(keras.optimizers.Adam.__mro__) if "_clip_gradients" in vars(c)

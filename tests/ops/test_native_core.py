@@ -19,6 +19,7 @@ def run(directory, program, *arguments, isa="avx512"):
 
 
 @pytest.mark.parametrize("program", ["layout_test", "arguments_test"])
+@pytest.mark.slow
 def test_layout_and_arguments(build_native, program):
     run(build_native("core_tests", TESTS=program), program)
 

@@ -421,6 +421,7 @@ def test_words_travel_unchanged(device, monkeypatch):
         np.testing.assert_array_equal(received, words)
 
 
+@pytest.mark.slow
 def test_the_backend_can_be_chosen_and_is_said():
     processes = {
         wanted: subprocess.Popen(

@@ -266,6 +266,7 @@ def test_models_with_state_of_their_own_train():
     assert np.abs(moving_mean).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_256_learners_train():
     config = dataclasses.replace(SMALL, learners=256, batch_size=2, steps=3)
     simulation = Simulation(LinearClasses(), config)

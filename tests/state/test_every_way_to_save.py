@@ -29,7 +29,10 @@ def two_replicas():
     )
 
 
-@pytest.fixture(params=[one_replica, two_replicas], ids=lambda make: make.__name__)
+@pytest.fixture(
+    params=[one_replica, pytest.param(two_replicas, marks=pytest.mark.slow)],
+    ids=lambda make: make.__name__,
+)
 def strategy(request):
     return request.param()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import EXCHANGES
-from local_strategies import ROUTES, make_strategy
+from local_strategies import REPLICA_ROUTES, ROUTES, make_strategy
 from reference import scalecom_step
 
 import tf_scalecom as sc
@@ -19,7 +19,7 @@ from tf_scalecom.wire.report import compression_report
 from tf_scalecom.wire.route import COLLECTIVES
 
 
-@pytest.fixture(params=ROUTES[1:])
+@pytest.fixture(params=REPLICA_ROUTES)
 def strategy(request):
     return make_strategy(request.param)
 
@@ -139,7 +139,7 @@ def test_accumulation_and_averages_equal_one_replica(strategy, overwrite):
 
 
 @pytest.mark.parametrize("case", EXCHANGES, ids=lambda c: c.name)
-@pytest.mark.parametrize("route", ROUTES[1:])
+@pytest.mark.parametrize("route", REPLICA_ROUTES)
 def test_steps_on_four_replicas_agree_with_the_specification(route, case):
     """Custom loop with known gradients; SGD with learning rate 1 shows what was reduced."""
     strategy = make_strategy(route, replicas=4)
