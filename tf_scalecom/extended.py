@@ -28,7 +28,7 @@ from tf_scalecom.fit import (
     shared_seed,
 )
 from tf_scalecom.fit.alike_data import in_one_order
-from tf_scalecom.fit.stop_together import DataEnd
+from tf_scalecom.fit.step_count import StepCount
 from tf_scalecom.state import model_files
 from tf_scalecom.update import gradient_sets, keras_hooks
 from tf_scalecom.update.skip_warning import SkipWarning
@@ -75,7 +75,8 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
     _cluster = None
 
     # Whether a step is being traced or run, which of this process's replicas have an empty batch,
-    _in_step, _empty = False, None
+    # the share of each one's rows, if Keras makes the step,
+    _in_step, _empty, _shares = False, None, None
     # and which gradients an optimizer has that are not reduced yet, a `GradientSet`.
     next_gradients = None
 
@@ -105,8 +106,6 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
         self._install_cross_device_ops()
         model_files.install()
         forked_processes.obey_sigterm()
-        (launcher,) = self._host_cross_device_ops._launchers
-        self.data_end = DataEnd(self._num_replicas_in_sync, launcher._device)
         self.workers.require_alike(
             "MultiWorkerMirroredStrategy",
             {
@@ -170,6 +169,7 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
         (launcher,) = self._host_cross_device_ops._launchers
         names = list(self._cluster.workers) if self._cluster else ["worker 0"]
         self.workers = Workers(launcher, names, self._id_in_cluster)
+        self.step_count = StepCount(launcher._device)
         self.worker_cross_device_ops = self._cross_device_ops
         if len(self._cross_device_ops._devices) > 1:
             self.worker_cross_device_ops = ScaleComAllReduce(
@@ -264,7 +264,8 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
                 result = super()._call_for_each_replica(fn, args, kwargs)
         finally:
             if outermost:
-                self._in_step, self._empty, self.next_gradients = False, None, None
+                self._in_step, self._empty, self._shares = False, None, None
+                self.next_gradients = None
         if _is_finite_check(fn):
             result = self._all_true(result)
             loss_scaling = fn.__self__
@@ -313,11 +314,24 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
 
     def is_empty_here(self):
         """Whether the current replica has an empty batch; None if it cannot, or in no replica."""
-        replica_context = tf.distribute.get_replica_context()
-        if self._empty is None or replica_context is None:
+        if self._empty is None or (replica := self._replica_here()) is None:
             return None
-        replica = tf.get_static_value(replica_context.replica_id_in_sync_group)
-        return self._empty[self._get_local_replica_id(replica)]
+        return self._empty[replica]
+
+    def share_here(self):
+        """The `Share` of the current replica; None if it has none, or in no replica."""
+        return (self._shares or {}).get(self._replica_here())
+
+    def set_share_here(self, share):
+        """Takes the `Share` of the current replica, for the rest of the step."""
+        self._shares = {**(self._shares or {}), self._replica_here(): share}
+
+    def _replica_here(self):
+        """Place of the current replica in this process; None in no replica."""
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            return None
+        return self._get_local_replica_id(tf.get_static_value(context.replica_id_in_sync_group))
 
     def leave_out_empty(self, per_replica):
         """Sets what is not finite to zero in the gradients of replicas with an empty batch.

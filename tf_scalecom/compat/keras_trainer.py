@@ -121,3 +121,35 @@ members(
 def first_batches(adapter) -> list:
     """What a generator's adapter has read, to learn shapes."""
     return adapter._first_batches
+
+
+# --- Steps ---------------------------------------------------------------------------------------
+
+trainer_library: Any = symbol(
+    "keras.src.backend.tensorflow.trainer", "finds the function below when it calls it"
+)
+members(
+    trainer_library,
+    {"reduce_per_replica": "wrapped: what a step returns is one value for all replicas by then"},
+)
+parameters(trainer_library, "reduce_per_replica", ["values", "strategy", "reduction"], "passed on")
+members(
+    Trainer,
+    {
+        "_make_function": "wrapped: the step in it weighs what it computes by its share of the rows",
+        "_get_metrics_result_or_logs": "wrapped: logs of an epoch have metrics' final results",
+    },
+)
+parameters(Trainer, "_make_function", ["step_function"], "wrapped in turn")
+loss_library: Any = symbol("keras.src.losses.loss", "the functions below, of all losses")
+members(
+    loss_library,
+    {
+        "scale_loss_for_distribution": "wrapped: losses are not divided by the number of replicas",
+        "unscale_loss_for_distribution": "wrapped, likewise",
+        "reduce_values": "wrapped: sums, and means over sample weights, are of all replicas' rows",
+        "apply_mask": "wrapped: means over what is not masked are, too",
+    },
+)
+parameters(loss_library, "reduce_values", ["values", "sample_weight", "reduction"], "the same")
+parameters(loss_library, "apply_mask", ["sample_weight", "mask", "dtype", "reduction"], "the same")

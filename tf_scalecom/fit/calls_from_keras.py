@@ -5,6 +5,7 @@ other strategies it does what it did.
 """
 
 import functools
+import itertools
 
 import tensorflow as tf
 
@@ -17,14 +18,16 @@ from tf_scalecom.compat.keras_trainer import (
     strategy_made_in,
 )
 from tf_scalecom.compat.tensorflow_distribute import input_library, is_default
-from tf_scalecom.fit import first_batch, made_in_scope
+from tf_scalecom.fit import first_batch, keras_steps, made_in_scope
 from tf_scalecom.fit.epochs import EndsWithLastWorker, share_out
+from tf_scalecom.fit.rows import count_rows_of_optionals
 
 
 @functools.cache
 def install() -> None:
     """Has Keras call this package; later calls do nothing."""
     keras_calls.note()
+    keras_steps.install()
     wrap(EpochIterator, "__init__", _make_epoch_iterator)
     wrap(EpochIterator, "_get_iterator", _iterate)
     wrap(Trainer, "_maybe_symbolic_build", _build_for_data)
@@ -91,21 +94,27 @@ def _build_for_batch(build, model, iterator=None, data_batch=None):
 
 
 class _Counts:
-    """Stands for a strategy while the replicas that have data are counted."""
+    """Stands for a strategy while the replicas that have data, and their rows, are counted."""
 
-    def __init__(self, strategy):
-        self._strategy = strategy
-        self.extended = strategy.extended
+    def __init__(self, strategy, rows):
+        self._strategy, self._rows = strategy, rows
+        self.extended = self
 
-    def reduce(self, reduce_op, value, axis):
-        data_end = self.extended.data_end
-        return data_end.checked(self._strategy.reduce(reduce_op, data_end.vote(value), axis))
+    def _in_multi_worker_mode(self):
+        return True  # one worker's own count is a sum, too
+
+    def reduce(self, reduce_op, replicas, axis):
+        count = self._strategy.extended.step_count
+        total = count.packed(replicas, self._rows)
+        if len(self._strategy.extended.workers.names) > 1:
+            total = self._strategy.reduce(reduce_op, total, axis)
+        return count.unpacked(total)
 
 
-def _count_data(count, strategy, *args, **kwargs):
-    if hasattr(strategy.extended, "data_end"):
-        strategy = _Counts(strategy)
-    return count(strategy, *args, **kwargs)
+def _count_data(count, strategy, input_workers, optional_list):
+    if _has_workers(strategy):
+        strategy = _Counts(strategy, count_rows_of_optionals(itertools.chain(*optional_list)))
+    return count(strategy, input_workers, optional_list)
 
 
 def _has_workers(strategy: tf.distribute.Strategy | None) -> bool:

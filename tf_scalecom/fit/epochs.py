@@ -19,6 +19,7 @@ from tf_scalecom.compat.keras_trainer import GeneratorDataAdapter, PyDatasetAdap
 from tf_scalecom.fit import shared_order
 from tf_scalecom.fit.alike_data import all_read_all, draws_values, warn_unless_alike
 from tf_scalecom.fit.file_callbacks import one_writer_per_file
+from tf_scalecom.fit.rows import static_rows
 from tf_scalecom.fit.stop_together import stop_together
 from tf_scalecom.state import model_objects
 from tf_scalecom.workers.agreement import (
@@ -120,7 +121,8 @@ class EndsWithLastWorker:
         """
         # Every worker is in the same call to Keras, so it may ask the others.
         self._check_ends_alike()
-        self._strategy.extended.data_end.ask(False)
+        self._strategy.extended.step_count.ask(False)
+        self._strategy.extended.step_count.forget_rows()
         call = innermost_call()
         if call is not None and call.builds:
             return self._begin_to_build(epoch_iterator, call)
@@ -138,10 +140,20 @@ class EndsWithLastWorker:
         if self._ends_alike:
             return
         infinite = self.cardinality == tf.data.INFINITE_CARDINALITY
-        self._strategy.extended.workers.require_alike(
+        workers = self._strategy.extended.workers
+        workers.require_alike(
             "the data", {"length": "infinite (`repeat()`)" if infinite else "finite"}
         )
         self._ends_alike = True
+        if infinite:
+            rows = set(workers.gather(static_rows(self.element_spec), "rows of a batch"))
+            if None in rows or len(rows) > 1:
+                self._count_each_step()
+
+    def _count_each_step(self):
+        """Has workers count in each step, infinite data too, who has how much of it."""
+        self._cardinality = tf.data.UNKNOWN_CARDINALITY
+        self._enable_get_next_as_optional = True
 
     def _begin_to_build(self, epoch_iterator, call):
         """Prepares for Keras to learn shapes."""
@@ -177,8 +189,7 @@ class EndsWithLastWorker:
         ):
             # A callback that sees each batch may stop after any. The step in which workers agree
             # on the end of data, which has none here, is then worth its time.
-            self._cardinality = tf.data.UNKNOWN_CARDINALITY
-            self._enable_get_next_as_optional = True
+            self._count_each_step()
 
 
 def _compared(call: Call) -> dict:

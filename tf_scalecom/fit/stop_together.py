@@ -5,7 +5,8 @@ that stops would leave the others waiting in their next step. So callbacks may a
 but the answer is a common one:
 
 * In the middle of an epoch, the worker that is asked to stop goes on to the next step, where all
-  workers count who has data. There it votes for the end of the data, and the epoch ends on all.
+  workers count who has data (`step_count.py`). There it votes for the end of the data, and the
+  epoch ends on all.
 * At the end of an epoch, the workers tell each other whether they were asked, and stop if one was.
 
 The same goes for `stop_evaluating` and `stop_predicting`, where there is one epoch.
@@ -14,45 +15,7 @@ The same goes for `stop_evaluating` and `stop_predicting`, where there is one ep
 from typing import Any
 
 import keras
-import tensorflow as tf
-
 from tf_scalecom.compat.keras_trainer import EpochIterator
-from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
-
-
-class DataEnd:
-    """This worker's vote to end the data of all workers, in the count of who has some.
-
-    Args:
-        num_replicas: how many replicas are counted.
-        device: where the vote is kept, a CPU.
-    """
-
-    def __init__(self, num_replicas, device):
-        self._device = device
-        self._veto = -1 - num_replicas  # outweighs all that have data
-        with tf.init_scope(), tf.device(device):
-            self._vote = ResourceVariable(0, dtype=tf.int64)
-
-    def ask(self, end):
-        """Votes from now on for the end of the data, or no longer does."""
-        self._vote.assign(self._veto if end else 0)
-
-    def vote(self, count):
-        """Adds the vote to this worker's count of replicas with data, an int64 tensor."""
-        with tf.device(self._device):
-            return count + self._vote.read_value()
-
-    def checked(self, total):
-        """Returns the sum of all counts; raises an OutOfRangeError in its place after a veto."""
-        with tf.device(self._device):
-            end = tf.cond(tf.reduce_all(total < 0), _end_of_data, lambda: tf.constant(0, tf.int64))
-            return total + end
-
-
-def _end_of_data():
-    # What Keras takes for the end of an epoch; no operation raises it but an iterator at its end.
-    return iter(tf.data.Dataset.range(0)).get_next()
 
 
 class _StopsTogether:
@@ -73,12 +36,12 @@ class _StopsTogether:
         self._take_over("training")
 
     def on_epoch_end(self, epoch, logs=None):
-        self._extended.data_end.ask(False)
+        self._extended.step_count.ask(False)
         super().on_epoch_end(epoch, logs)
         self._agree("training")
 
     def on_test_begin(self, logs=None):
-        self._extended.data_end.ask(False)  # the training data has ended, not the test data
+        self._extended.step_count.ask(False)  # the training data has ended, not the test data
         super().on_test_begin(logs)
 
     def on_test_batch_begin(self, batch, logs=None):
@@ -114,10 +77,10 @@ class _StopsTogether:
     def _vote(self, doing):
         self._take_over(doing)
         if doing in self._asked:
-            self._extended.data_end.ask(True)
+            self._extended.step_count.ask(True)
 
     def _agree(self, doing):
-        self._extended.data_end.ask(False)
+        self._extended.step_count.ask(False)
         self._take_over(doing)
         wishes = self._extended.workers.gather(doing in self._asked, f"wishes to stop {doing}")
         setattr(self.model, f"stop_{doing}", any(wishes))

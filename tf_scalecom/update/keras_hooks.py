@@ -9,6 +9,7 @@ import functools
 import keras
 
 from tf_scalecom.compat.hooks import wrap
+from tf_scalecom.fit.keras_steps import weigh_gradients
 from tf_scalecom.update import forward_state, gradient_sets
 
 
@@ -31,7 +32,7 @@ def _filter_empty_gradients(filter_empty, optimizer, grads, variables):
     """The one place where a Keras optimizer has all variables and, where there are, gradients."""
     grads, variables = list(grads), list(variables)
     gradient_sets.check(optimizer, grads, variables)
-    return filter_empty(optimizer, grads, variables)
+    return filter_empty(optimizer, weigh_gradients(optimizer, grads), variables)
 
 
 def _skip(skip, loss_scaling):

@@ -1,0 +1,193 @@
+"""Keras's steps on several replicas: each computes as one process would, on its share of the rows.
+
+Keras divides losses by the number of replicas, those that it can: not what a function of the user's
+makes a scalar of, nor what a `train_step` of the user's computes. Here nothing of a loss is divided.
+What replicas share counts by their shares of the rows instead (`shares.py`): the loss as it is
+handed to `optimizer.scale_loss`, as in Keras's own `train_step`, or else the gradients; each number
+that is given to a `Mean`; the logs.
+
+All this holds in the steps that `fit`, `evaluate` and their likes make. In a loop of the user's own,
+around `strategy.run`, Keras's losses are divided by the number of replicas, as ever.
+"""
+
+import functools
+import weakref
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_scalecom.compat.hooks import wrap
+from tf_scalecom.compat.keras_calls import innermost_call
+from tf_scalecom.compat.keras_trainer import Trainer, loss_library, trainer_library
+from tf_scalecom.fit import shares, step_logs
+from tf_scalecom.fit.shares import Share
+
+_STEP_OF = {"fit": "train_step", "evaluate": "test_step"}
+
+# By model and step: the metrics whose results it returns, by their names in the logs.
+_results: weakref.WeakKeyDictionary[keras.Model, dict[str, dict[str, step_logs.MetricResult]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@functools.cache
+def install() -> None:
+    """Has Keras call this package; later calls do nothing."""
+    wrap(Trainer, "_make_function", _make_function)
+    wrap(Trainer, "_get_metrics_result_or_logs", _logs_of_epoch)
+    wrap(trainer_library, "reduce_per_replica", _reduce_logs)
+    wrap(loss_library, "scale_loss_for_distribution", _unless_shared)
+    wrap(loss_library, "unscale_loss_for_distribution", _unless_shared)
+    wrap(loss_library, "reduce_values", _reduce_values)
+    wrap(loss_library, "apply_mask", _apply_mask)
+    wrap(keras.metrics.Mean, "update_state", _update_mean)
+    wrap(keras.optimizers.Optimizer, "scale_loss", _scale_loss)
+    wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
+
+
+def weigh_gradients(optimizer: keras.optimizers.Optimizer, gradients: Sequence) -> list:
+    """Gradients that may be summed over replicas: weighed, unless their loss was.
+
+    Args:
+        optimizer: to which they are given.
+        gradients: of one replica: tensors, `tf.IndexedSlices` or None.
+    """
+    share = shares.here()
+    if share is None:
+        return list(gradients)
+    optimizers = {id(part) for part in _parts(optimizer)}
+    if optimizers <= share.weighed:
+        share.weighed -= optimizers
+        return list(gradients)
+    return [_times(gradient, share.weight) for gradient in gradients]
+
+
+# --- Steps ---------------------------------------------------------------------------------------
+
+
+def _make_function(make, model, step):
+    strategy = model.distribute_strategy
+    if not _is_shared(strategy):
+        return make(model, step)
+    count = strategy.extended.step_count
+
+    def shared_step(data):
+        share = Share(data, count.read_rows(), strategy.num_replicas_in_sync)
+        strategy.extended.set_share_here(share)
+        with step_logs.noting_results(model) as results:
+            logs = step(data)
+        if isinstance(logs, dict):
+            named = {name: results[id(v)] for name, v in logs.items() if id(v) in results}
+            _results.setdefault(model, {})[step.__name__] = named
+        return step_logs.join(logs, share)
+
+    function = make(model, shared_step)
+
+    def run(iterator):
+        if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            count.forget_rows()  # a batch of `train_on_batch`
+        return function(iterator)
+
+    return run
+
+
+def _reduce_logs(reduce, values, strategy, reduction):
+    if reduction != "auto" or not _is_shared(strategy):
+        return reduce(values, strategy, reduction)
+    return keras.tree.map_structure(  # as `step_logs.join` leaves them
+        lambda value: strategy.experimental_local_results(value)[0], values
+    )
+
+
+def _logs_of_epoch(get, model, logs):
+    results, call = get(model, logs), innermost_call()
+    if not _is_shared(model.distribute_strategy):
+        return results
+    if results is logs and call is not None:
+        named = _results.get(model, {}).get(_STEP_OF.get(call.name, ""), {})
+        results = {**logs, **{name: r.of_all() for name, r in named.items() if name in logs}}
+    return keras.tree.map_structure(step_logs.to_tensor, results)
+
+
+def _is_shared(strategy):
+    """Whether several replicas share the rows of a step."""
+    return hasattr(strategy.extended, "step_count") and strategy.num_replicas_in_sync > 1
+
+
+# --- Losses, metrics, gradients ------------------------------------------------------------------
+
+
+def _unless_shared(scale, value):
+    return scale(value) if shares.here() is None else value
+
+
+def _reduce_values(reduce, values, sample_weight=None, reduction="sum_over_batch_size"):
+    loss, share = reduce(values, sample_weight, reduction), shares.here()
+    if share is None or values.shape.rank == 0:
+        return loss
+    if reduction == "sum":
+        return share.undo(loss)  # all rows are summed, whoever has how many
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        return loss * share.over_all(tf.cast(tf.reduce_sum(sample_weight), loss.dtype))
+    return loss
+
+
+def _apply_mask(apply, sample_weight, mask, dtype, reduction):
+    weights, share = apply(sample_weight, mask, dtype, reduction), shares.here()
+    if share is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        return weights
+    valid = tf.reduce_sum(tf.cast(mask, weights.dtype))
+    return weights * share.over_all(valid)
+
+
+def _update_mean(update, mean, values, sample_weight=None):
+    share = shares.here()
+    if share is None:
+        return update(mean, values, sample_weight)
+    values = keras.ops.convert_to_tensor(values)
+    if values.shape.rank == 0:
+        sample_weight = _weight_of_step(sample_weight, share)
+        values = share.if_any(values)
+    elif _is_count(sample_weight):
+        sample_weight = share.undo(tf.cast(sample_weight, tf.float32))
+    return update(mean, values, sample_weight)
+
+
+def _weight_of_step(sample_weight, share):
+    """How much a number for a step counts: as much as the rows, or once for all replicas."""
+    if sample_weight is None:
+        return share.weight
+    if isinstance(sample_weight, tf.Tensor) or sample_weight == tf.get_static_value(share.rows):
+        return sample_weight
+    return share.weight * sample_weight
+
+
+def _is_count(value):
+    return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_integer
+
+
+def _scale_loss(scale, optimizer, loss):
+    share = shares.here()
+    if share is None:
+        return scale(optimizer, loss)
+    share.weighed |= {id(part) for part in _parts(optimizer)}
+    # Gradients of a loss that is not one number are of the sum of its elements.
+    return scale(optimizer, share.weigh(loss) if loss.shape.rank == 0 else loss)
+
+
+def _parts(optimizer):
+    """The optimizers that make the updates of one that may be around others."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        return _parts(inner)
+    return getattr(optimizer, "optimizers", None) or [optimizer]
+
+
+def _times(gradient, weight):
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _times(gradient.values, weight)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(weight, gradient.dtype)
