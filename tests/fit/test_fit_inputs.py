@@ -150,7 +150,7 @@ class LateBuilt(keras.Model):
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        self.mean_loss.update_state(loss * tf.distribute.get_strategy().num_replicas_in_sync)
+        self.mean_loss.update_state(loss)
         return {"loss": self.mean_loss.result()}
 
 

@@ -153,17 +153,15 @@ def test_a_wrapped_optimizer_is_built_wherever_its_variables_are(cluster):
 class OwnStep(keras.Model):
     """Trains its layers by a step of its own, and cannot be called."""
 
-    def __init__(self, replicas):
+    def __init__(self):
         super().__init__()
         self.inner = keras.Sequential(layers())
-        self.replicas = replicas
 
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self.inner(x) - y) ** 2)
-            scaled = loss / self.replicas
-        gradients = tape.gradient(scaled, self.inner.trainable_variables)
+        gradients = tape.gradient(loss, self.inner.trainable_variables)
         self.optimizer.apply(gradients, self.inner.trainable_variables)
         return {"loss": loss}
 
@@ -176,12 +174,11 @@ class CalledOtherwise(OwnStep):
 
 
 def own_steps(strategy):
-    replicas = strategy.num_replicas_in_sync
     results = []
     for kind in (OwnStep, CalledOtherwise):
         keras.utils.set_random_seed(1)
         with strategy.scope():
-            model = kind(replicas)
+            model = kind()
             model.compile(sc.ScaleComOptimizer(keras.optimizers.SGD(0.01), compression_ratio=1))
         # Not x and y: Keras shuffles them, each worker as it likes.
         model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH), verbose=0)

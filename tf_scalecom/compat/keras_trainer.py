@@ -136,7 +136,7 @@ parameters(trainer_library, "reduce_per_replica", ["values", "strategy", "reduct
 members(
     Trainer,
     {
-        "_make_function": "wrapped: the step in it weighs what it computes by its share of the rows",
+        "_make_function": "wrapped: what a step computes is weighed by the share of the rows",
         "_get_metrics_result_or_logs": "wrapped: logs of an epoch have metrics' final results",
     },
 )

@@ -1,13 +1,13 @@
 """Keras's steps on several replicas: each computes as one process would, on its share of the rows.
 
 Keras divides losses by the number of replicas, those that it can: not what a function of the user's
-makes a scalar of, nor what a `train_step` of the user's computes. Here nothing of a loss is divided.
-What replicas share counts by their shares of the rows instead (`shares.py`): the loss as it is
-handed to `optimizer.scale_loss`, as in Keras's own `train_step`, or else the gradients; each number
-that is given to a `Mean`; the logs.
+makes a scalar of, nor what a `train_step` of the user's computes. Here no loss is divided. What the
+replicas share counts by their shares of the rows instead (`shares.py`): the loss as it is handed to
+`optimizer.scale_loss`, as in Keras's own `train_step`, or else the gradients; each number that is
+given to a `Mean`; the logs.
 
-All this holds in the steps that `fit`, `evaluate` and their likes make. In a loop of the user's own,
-around `strategy.run`, Keras's losses are divided by the number of replicas, as ever.
+All this holds in the steps that `fit`, `evaluate` and their likes make. In a loop of the user's
+own, around `strategy.run`, Keras's losses are divided by the number of replicas, as ever.
 """
 
 import functools

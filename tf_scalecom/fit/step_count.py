@@ -37,9 +37,9 @@ class StepCount:
             return replicas + _ROW * rows + self._vote.read_value()
 
     def unpacked(self, total: tf.Tensor) -> tf.Tensor:
-        """The replicas with data, from the sum; raises an OutOfRangeError in its place after a veto.
+        """Takes the replicas with data from the sum, and keeps the rows for `read_rows`.
 
-        Keeps the rows for `read_rows`.
+        After a veto the result raises an OutOfRangeError.
         """
         with tf.device(self._device):
             end = tf.cond(tf.reduce_all(total < 0), _end_of_data, lambda: tf.constant(0, tf.int64))

@@ -15,6 +15,7 @@ The same goes for `stop_evaluating` and `stop_predicting`, where there is one ep
 from typing import Any
 
 import keras
+
 from tf_scalecom.compat.keras_trainer import EpochIterator
 
 

@@ -1,0 +1,192 @@
+"""What a script trains and shows on several workers is what one process gives."""
+
+import functools
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_scalecom as sc
+
+BATCH = 8
+EPOCHS = 2
+# After two batches of 8: whole ones, one of 5 rows, one of 1: on most workers none.
+LAST_BATCHES = {"full": 24, "partial": 21, "empty": 17}
+
+
+# --- One model with a head for each kind of loss --------------------------------------------------
+
+
+def mean_of_all(y_true, y_pred):
+    """A loss of the user's own, one number for the batch."""
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+
+LOSSES = {
+    "mean": lambda: "mse",
+    "sum": lambda: keras.losses.MeanAbsoluteError(reduction="sum"),
+    "weighted": lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+    "classes": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    "number": lambda: mean_of_all,
+    "masked": lambda: "mse",
+    "masked_weighted": lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+}
+WEIGHTED = ("weighted", "masked_weighted", "mean")
+METRICS = {
+    "mean": ["mae", keras.metrics.RootMeanSquaredError],
+    "classes": ["accuracy"],
+    "number": [mean_of_all, keras.metrics.R2Score],
+    "masked": ["mae"],
+}
+
+
+class Penalties(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class OwnStep(keras.Model):
+    """Its step has a term of its own, forgets `scale_loss`, and returns whatever there is."""
+
+    def train_step(self, data):
+        x, y, sample_weight = data
+        with tf.GradientTape() as tape:
+            predictions = self(x, training=True)
+            loss = self.compute_loss(x, y, predictions, sample_weight)
+            own = keras.ops.mean(keras.ops.square(predictions["mean"]))
+            total = loss + 0.3 * own
+        gradients = tape.gradient(total, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self._loss_tracker.update_state(total)
+        return self.compute_metrics(x, y, predictions, sample_weight) | {
+            "total": total,
+            "of_loss": loss / 2,
+            "rows": predictions["mean"][:, 0],
+            "rate": self.optimizer.learning_rate,
+            "iterations": self.optimizer.iterations,
+            "float": 0.5,
+            "int": 3,
+            "numpy": np.float32(0.25),
+            "nothing": None,
+            "nested": {"total": 2 * total, "int": 7},
+        }
+
+
+def model(kind, optimizer, **arguments):
+    x, ids = keras.Input((4,), name="x"), keras.Input((5,), dtype="int32", name="ids")
+    hidden = keras.layers.Dense(6, activation="tanh", activity_regularizer="l2", name="hidden")(x)
+    hidden = Penalties()(hidden)
+    words = keras.layers.Embedding(9, 3, mask_zero=True, name="embedding")(ids)
+    outputs = {
+        head: keras.layers.Dense(3, kernel_regularizer="l2", name=head)(
+            words if head.startswith("masked") else hidden
+        )
+        for head in LOSSES
+    }
+    built = kind({"x": x, "ids": ids}, outputs)
+    metrics = {
+        head: [metric() if isinstance(metric, type) else metric for metric in of_head]
+        for head, of_head in METRICS.items()
+    }
+    losses = {head: make() for head, make in LOSSES.items()}
+    built.compile(
+        optimizer, losses, metrics=metrics, weighted_metrics={"mean": ["mae"]}, **arguments
+    )
+    return built
+
+
+def data(rows):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(rows, 4)).astype(np.float32)
+    # Some words of each sentence are none, and all words of some.
+    ids = draw.integers(1, 9, (rows, 5)) * (draw.random((rows, 5)) < draw.random((rows, 1)))
+    shapes = {head: (rows, 5) if head.startswith("masked") else (rows,) for head in LOSSES}
+    y = {head: draw.normal(size=(*shape, 3)) for head, shape in shapes.items()}
+    y["classes"] = draw.integers(0, 3, rows)
+    weights = {
+        head: draw.uniform(0.1, 3, shape) if head in WEIGHTED else np.ones(shape)
+        for head, shape in shapes.items()
+    }
+    slices = ({"x": x, "ids": ids.astype(np.int32)}, y, weights)
+    return tf.data.Dataset.from_tensor_slices(
+        tf.nest.map_structure(lambda a: a.astype(np.float32) if a.dtype == float else a, slices)
+    )
+
+
+def train(strategy, kind, rows, wrapped, drop=False, forever=False, eager=False, at_once=1):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        # Not Adam, which makes a step of the rounding of a gradient that is 0.
+        inner = keras.optimizers.SGD(0.02, momentum=0.9)
+        optimizer = sc.ScaleComOptimizer(inner, compression_ratio=1) if wrapped else inner
+        trained = model(kind, optimizer, run_eagerly=eager, steps_per_execution=at_once)
+    batches = data(rows).batch(BATCH, drop_remainder=drop)
+    endless = {"steps_per_epoch": -(-rows // BATCH)} if forever else {}
+    history = trained.fit(
+        batches.repeat() if forever else batches,
+        epochs=EPOCHS,
+        validation_data=data(rows).batch(BATCH),
+        verbose=0,
+        **endless,
+    ).history
+    return {
+        "history": history,
+        "evaluate": trained.evaluate(data(rows).batch(BATCH), verbose=0, return_dict=True),
+        "weights": {v.path: v.numpy() for v in trained.trainable_variables},
+    }
+
+
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    for part, values in expected.items():
+        assert got[part].keys() == values.keys()
+        for name, value in values.items():
+            for one, other in zip(
+                keras.tree.flatten(got[part][name]), keras.tree.flatten(value), strict=True
+            ):
+                if other is None:
+                    assert one is None
+                else:
+                    np.testing.assert_allclose(
+                        one, other, rtol=1e-5, atol=1e-5, err_msg=f"{part} {name}"
+                    )
+
+
+@functools.cache
+def train_alone(kind, rows, **arguments):
+    return train(tf.distribute.get_strategy(), kind, rows, wrapped=False, **arguments)
+
+
+def assert_same_on(workers, cluster, kind, rows, *, wrapped=False, **arguments):
+    for got in cluster(workers).run(train, kind, rows, wrapped, timeout=180, **arguments):
+        assert_same(got, train_alone(kind, rows, **arguments))
+
+
+KINDS = {"own_step": OwnStep, "step_of_keras": keras.Model}
+UPDATES = {"dense": False, "ratio_1": True}
+# On three workers each value with each other one once.
+CROSSED = [(2, *case) for case in itertools.product(KINDS, LAST_BATCHES, UPDATES)] + [
+    (3, "step_of_keras", "full", "dense"),
+    (3, "step_of_keras", "empty", "ratio_1"),
+    (3, "own_step", "partial", "ratio_1"),
+    (3, "own_step", "empty", "dense"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "kind", "last", "update"), CROSSED)
+def test_losses_metrics_and_logs_are_those_of_one_process(cluster, workers, kind, last, update):
+    assert_same_on(workers, cluster, KINDS[kind], LAST_BATCHES[last], wrapped=UPDATES[update])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [{"eager": True}, {"at_once": 3}, {"forever": True}, {"forever": True, "drop": True}],
+    ids=lambda how: "-".join(how),
+)
+def test_so_they_are_however_steps_are_made_and_data_end(cluster, how):
+    assert_same_on(3 if "forever" in how else 2, cluster, OwnStep, LAST_BATCHES["partial"], **how)
