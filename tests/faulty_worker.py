@@ -55,7 +55,7 @@ class Report(keras.callbacks.Callback):
 def stop_when_others_notice(rank, reported, own_rank):
     """Has a worker stopped, as by Ctrl-Z, when another has seen it alive and makes its next call.
 
-    That call, which leaves a notice with the first worker, is not answered.
+    That call, which leaves a note with the first worker, is not answered.
     """
     if own_rank == rank:
         return lambda: time.sleep(1000)

@@ -3,6 +3,8 @@
 TensorFlow and Keras, which take seconds to import, come with the first name that needs them.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tf_scalecom import optimizer_by_name
@@ -42,7 +44,14 @@ __all__ = [
     "ops",
 ]
 
-keras_back_end.require_tensorflow()
-# Before a script draws anything. Keras imports a module that does, which does not count.
+
+@contextlib.contextmanager
+def _import_of_keras() -> Iterator[None]:
+    keras_back_end.require_tensorflow()
+    with random_generators.left_alone():  # a module that Keras imports draws something
+        yield
+
+
+# Before a script draws anything.
 random_generators.start_from_launcher()
-after_import("keras", optimizer_by_name.register, within=random_generators.left_alone)
+after_import("keras", optimizer_by_name.register, within=_import_of_keras)

@@ -12,6 +12,7 @@ from tf_scalecom.reduction.communicator import CollectiveCommunicator
 from tf_scalecom.reduction.exchange import Exchanged, exchange
 from tf_scalecom.reduction.method import Method
 from tf_scalecom.wire.config import CompressionConfig
+from tf_scalecom.wire.layout import Layout
 from tf_scalecom.wire.plan import Plan
 from tf_scalecom.wire.route import BUCKET_BYTES
 from tf_scalecom.workers.collectives import CollectiveLauncher
@@ -101,7 +102,15 @@ class ScaleComAllReduce(CollectiveAllReduce):
         Returns:
             An `Exchanged`: summed gradients, and whether all were finite. If not, the state is as
             before.
+
+        Raises:
+            ValueError: a plan of another method, without that.
         """
+        if method is None and not isinstance(layout, Layout):
+            raise ValueError(
+                "ScaleComAllReduce.exchange: expected a Layout, which is CLT-k's plan; received a "
+                f"{type(layout).__name__}. Give the method that has made it, too: `method=...`."
+            )
         method = method or _CLT_K
         if tf.executing_eagerly() and len(self._launchers) > 1:
             # One thread runs eager operations one by one, and would wait in the first replica's

@@ -58,7 +58,18 @@ except SystemExit as end:
     ids=" ".join,
 )
 def test_commands_import_no_tensorflow_before_they_need_it(command):
-    assert imported_by(command) == "[]"
+    """Nor do they mind which back end Keras would have here."""
+    assert imported_by(command, KERAS_BACKEND="jax") == "[]"
+
+
+def test_a_script_may_choose_keras_back_end_itself():
+    code = """
+import os
+import tf_scalecom as sc
+os.environ["KERAS_BACKEND"] = "tensorflow"
+print(sc.ScaleComOptimizer.__name__)
+"""
+    assert python(code, KERAS_BACKEND="jax") == "ScaleComOptimizer"
 
 
 def test_slurm_imports_no_tensorflow():

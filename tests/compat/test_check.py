@@ -25,6 +25,10 @@ try:
     import tf_scalecom.{module}
 except ImportError as error:
     print(error)
+try:
+    import tf_scalecom.{module}
+except ImportError as again:
+    print("the same again:", str(again).count("expected tensorflow>="), str(again).count(" ("))
 """
 
 
@@ -45,6 +49,7 @@ def test_all_that_is_missing_is_one_error_at_import(module):
     assert "Optimizer._clip_gradients (called before the exchange" in error
     assert "Context.abort_collective_ops (ends collectives" in error
     assert error.count(" (") == 3
+    assert "the same again: 1 3" in error
     assert "pip install 'tensorflow>=2.20,<2.22' 'keras>=3.15,<3.16'" in error
 
 
@@ -95,14 +100,15 @@ def test_the_ranges_are_those_of_the_project():
     assert ranges == {d for d in project["dependencies"] if d.startswith(("tensorflow", "keras"))}
 
 
+@pytest.mark.parametrize("first", ["import tf_scalecom.callbacks", "import keras"])
 @pytest.mark.parametrize("name", ["jax", "torch", "numpy", "openvino"])
 @pytest.mark.parametrize("place", ["variable", "file"])
-def test_other_back_ends_are_refused_by_name(tmp_path, name, place):
-    """Before TensorFlow, Keras or the back end, which need not be installed, is looked for."""
+def test_other_back_ends_are_refused_by_name(tmp_path, name, place, first):
+    """Before Keras or the back end, which need not be installed, is looked for."""
     (tmp_path / "keras.json").write_text(f'{{"backend": "{name}"}}')
     settings = {"KERAS_BACKEND": name} if place == "variable" else {"KERAS_HOME": str(tmp_path)}
     process = subprocess.run(
-        [sys.executable, "-c", "import tf_scalecom"],
+        [sys.executable, "-c", f"import tf_scalecom; {first}"],
         cwd=ROOT, env=settings, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert process.returncode != 0

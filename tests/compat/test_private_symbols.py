@@ -22,7 +22,8 @@ INSIDES = {
     **dict.fromkeys(("tf", "tensorflow"), ("python", "compiler", "__internal__")),
     "keras": ("src",),
 }
-FRAMES = ("_getframe", "f_back", "f_code", "f_locals", "currentframe", "__code__")
+FRAMES = ("_getframe", "f_back", "f_code", "f_locals", "currentframe", "__code__", "inspect.stack")
+INSIDES_BY_NAME = re.compile(r"(tensorflow\.(python|compiler)|keras\.src)\b")
 # Functions that take the name of an attribute.
 BY_NAME = ("getattr", "setattr", "hasattr", "delattr", "__setattr__", "__delattr__", "wrap")
 
@@ -46,6 +47,8 @@ def private_modules(tree: ast.AST) -> list[str]:
             found += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute) and node.attr in INSIDES.get(owner(node), ()):
             found.append(f"{owner(node)}.{node.attr}")
+        elif isinstance(node, ast.Constant) and INSIDES_BY_NAME.match(str(node.value)):
+            found.append(str(node.value))
     return [name for name in found if re.match(r"(tf|tensorflow|keras)\.", name)]
 
 
@@ -87,8 +90,20 @@ def undeclared(tree: ast.AST) -> set[str]:
 
 
 def frames_read(tree: ast.AST) -> list[str]:
-    attributes = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    return [name for name in attributes if name in FRAMES]
+    """What is read of callers' frames: attributes, and names that are imported."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            names += [node.attr, f"{owner(node)}.{node.attr}"]
+        elif isinstance(node, ast.ImportFrom):
+            names += [name for a in node.names for name in (a.name, f"{node.module}.{a.name}")]
+    return [name for name in names if name in FRAMES]
+
+
+def declarations(tree: ast.AST) -> list[str]:
+    """Calls of `declared.symbol`, which finds anything by its name."""
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in calls if call in ("symbol", "declared.symbol")]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -97,6 +112,7 @@ def test_what_is_private_comes_from_compat(path):
     assert private_modules(tree) == []
     assert undeclared(tree) == set()
     assert frames_read(tree) == []
+    assert declarations(tree) == []
 
 
 @pytest.mark.parametrize(
@@ -116,11 +132,18 @@ def test_what_is_private_comes_from_compat(path):
         "wrap(keras.Variable, '_undeclared', function)",
         "sys._getframe(1)",
         "frame.f_locals['self']",
+        "from sys import _getframe",
+        "inspect.stack()",
+        "from inspect import stack",
+        "importlib.import_module('keras.src.layers')",
+        "getattr(importlib.import_module('tensorflow.python'), name)",
+        "symbol(path, why)",
+        "declared.symbol(path, why)",
     ],
 )
 def test_what_the_rules_find(line):
     tree = ast.parse(line)
-    assert private_modules(tree) or undeclared(tree) or frames_read(tree)
+    assert private_modules(tree) or undeclared(tree) or frames_read(tree) or declarations(tree)
 
 
 def module_of(path: Path):

@@ -191,6 +191,12 @@ def test_what_a_failing_worker_says_is_shown_once(launch, quiet):
     assert ("[worker 0] before" in launch.output) == (not quiet)
 
 
+def test_a_worker_that_said_nothing_has_no_last_lines(launch):
+    assert launch("os.kill(os.getpid(), signal.SIGKILL)", 1, quiet=True) == 128 + signal.SIGKILL
+    assert "worker 0 failed: ended by signal 9 (SIGKILL)" in launch.output
+    assert "last lines" not in launch.output
+
+
 def test_quiet_shows_what_the_launcher_says_alone(launch):
     assert launch("print('out', rank)", quiet=True) == 0
     assert all(line.startswith("[run] ") for line in launch.output.splitlines())

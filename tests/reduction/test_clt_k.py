@@ -8,7 +8,8 @@ import tensorflow as tf
 from cases import EXCHANGES, SHAPES, Case
 from reference import scalecom_step
 
-from tf_scalecom.ops import native, xla
+from tf_scalecom.ops import xla
+from tf_scalecom.ops.backends import BACKENDS
 from tf_scalecom.reduction import clt_k
 from tf_scalecom.reduction import exchange as by_any_method
 from tf_scalecom.reduction.communicator import ListCommunicator
@@ -47,15 +48,12 @@ def exchange(gradients, residuals, layout, step):
     )
 
 
-@pytest.fixture(params=["native", "xla"])
+@pytest.fixture(params=BACKENDS, ids=lambda kernels: kernels.name)
 def kernels(request, monkeypatch):
-    """The kernels that `exchange` uses, one after the other."""
-    chosen = {"native": native, "xla": xla}[request.param]
-    if chosen is native:
-        try:
-            native.library()
-        except (OSError, tf.errors.OpError) as error:
-            pytest.skip(f"no native kernels here: {error}")
+    """The kernels that `exchange` uses: of every back end that runs here."""
+    chosen = request.param
+    if problem := chosen.unavailable():
+        pytest.skip(f"no {chosen.title} here: {problem}")
     monkeypatch.setattr(clt_k.ops, "kernels_for", lambda layout: chosen)
     return chosen
 

@@ -8,6 +8,10 @@ from local_strategies import make_strategy
 
 import tf_scalecom as sc
 from tf_scalecom.reduction import METHODS, MethodOptions, method_class
+from tf_scalecom.reduction.clt_k import CltK
+from tf_scalecom.reduction.method import Update
+from tf_scalecom.reduction.variables import is_summable
+from tf_scalecom.update.route import route as route_under
 from tf_scalecom.wire.config import CompressionConfig
 
 SHAPES = ((61, 50), (10,))
@@ -17,26 +21,24 @@ STEPS = 4
 class ByMethod(sc.ScaleComOptimizer):
     """A `ScaleComOptimizer` that reduces by any method."""
 
-    def __init__(self, inner, name):
-        super().__init__(inner, compression_ratio=20)
+    def __init__(self, inner, method, **arguments):
+        super().__init__(inner, compression_ratio=20, **arguments)
         options = MethodOptions(CompressionConfig(compression_ratio=20), rank=2, seed=1)
-        self._chosen = method_class(name).from_options(options)
+        self._chosen = method.from_options(options)
 
     def _method(self):
         return self._chosen
 
 
-@pytest.mark.parametrize("route", ["own_ops", "scalecom_ops"])
-@pytest.mark.parametrize("name", METHODS)
-def test_what_is_not_sent_is_kept_and_replicas_stay_alike(name, route):
-    strategy = make_strategy(route)
+def trained(strategy, method, **arguments):
+    """The optimizer after some steps, its variables, their gradients [step, replica, ...]."""
     replicas = strategy.num_replicas_in_sync
     rng = np.random.default_rng(0)
     gradients = [rng.normal(size=(STEPS, replicas, *s)).astype(np.float32) for s in SHAPES]
     with strategy.scope():
         variables = [keras.Variable(np.zeros(s, np.float32)) for s in SHAPES]
         # At rate 1, from zero, the variables show the sum of all that was reduced, negated.
-        optimizer = ByMethod(keras.optimizers.SGD(1.0), name)
+        optimizer = ByMethod(keras.optimizers.SGD(1.0), method, **arguments)
         optimizer.build(variables)
 
     @tf.function
@@ -49,19 +51,70 @@ def test_what_is_not_sent_is_kept_and_replicas_stay_alike(name, route):
 
     for t in range(STEPS):
         step(tf.constant(t))
+    return optimizer, variables, gradients
+
+
+@pytest.mark.parametrize("route", ["own_ops", "scalecom_ops"])
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_not_sent_is_kept_and_replicas_stay_alike(name, route):
+    strategy = make_strategy(route)
+    optimizer, variables, gradients = trained(strategy, method_class(name))
     for variable in variables:
         first, *others = strategy.experimental_local_results(variable.value)
         for other in others:
             np.testing.assert_array_equal(first.numpy(), other.numpy())
+    method, plan = optimizer._state.method, optimizer._state.plan
     held = {path: sum(parts) for path, parts in optimizer.residuals.items()}
-    assert (name == "dense") == (not held)
-    for variable, given in zip(variables, gradients, strict=True):
+    for i, (variable, given) in enumerate(zip(variables, gradients, strict=True)):
+        keeps = any(map(is_summable, optimizer._state.variables[i]))
+        assert keeps == (variable.path in held)
         total = given.sum(axis=(0, 1))
-        left = held.get(variable.path, np.zeros_like(total))
-        np.testing.assert_allclose(left - variable.numpy(), total, rtol=0, atol=1e-4)
+        if keeps:
+            kept = held[variable.path]
+            np.testing.assert_allclose(kept - variable.numpy(), total, rtol=0, atol=1e-4)
+        elif i not in plan.compressed:
+            np.testing.assert_allclose(-variable.numpy(), total, rtol=0, atol=1e-4)
+    way = strategy.num_replicas_in_sync, route_under(strategy, hierarchical=False).wire
     report = optimizer.compression_report()
-    assert (report.ratio > 5) == (name != "dense")
+    assert report.bytes_sent == method.bytes_sent(plan, *way)
     assert report.bytes_sent == pytest.approx(sum(r.bytes_sent for r in report.rows), rel=0.1)
+    assert (report.bytes_sent < report.bytes_dense) == bool(plan.compressed)
+
+
+class InFlatSlices(CltK):
+    """A method whose sums are sparse: elements of a variable as a vector."""
+
+    def finish(self, pending, finite):
+        updates = super().finish(pending, finite)
+        return [Update([self._flat(g) for g in update.gradients]) for update in updates]
+
+    def _flat(self, gradient):
+        if gradient.shape != SHAPES[0]:
+            return gradient
+        values = tf.reshape(gradient, [-1])
+        indices = tf.where(values != 0)[:, 0]
+        return tf.IndexedSlices(tf.gather(values, indices), indices, tf.shape(values))
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1])
+def test_sums_may_be_sparse(warmup_steps):
+    strategy = make_strategy("scalecom_ops")
+    _, expected, _ = trained(strategy, CltK, warmup_steps=warmup_steps)
+    _, got, _ = trained(strategy, InFlatSlices, warmup_steps=warmup_steps)
+    for variable, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
+
+
+def test_an_unknown_method_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"one of dense, clt_k, .*; received 'nope'\. Take"):
+        method_class("nope")
+
+
+def test_cross_device_ops_want_the_method_of_a_plan_that_is_not_clt_ks():
+    plan = method_class("power_sgd")().plan([keras.Variable(np.zeros(SHAPES[0], np.float32))])
+    ops = sc.ScaleComAllReduce.for_devices(["CPU:0", "CPU:1"])
+    with pytest.raises(ValueError, match=r"expected a Layout.*received a LowRankPlan\. Give"):
+        ops.exchange([[tf.zeros(SHAPES[0])]] * 2, plan, [[]] * 2, tf.constant(0))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -69,7 +122,7 @@ def test_a_step_that_is_not_finite_changes_nothing(name):
     strategy = make_strategy("scalecom_ops")
     with strategy.scope():
         variable = keras.Variable(np.zeros(SHAPES[0], np.float32))
-        optimizer = ByMethod(keras.optimizers.SGD(1.0), name)
+        optimizer = ByMethod(keras.optimizers.SGD(1.0), method_class(name))
         optimizer.build([variable])
 
     @tf.function

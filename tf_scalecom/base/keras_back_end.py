@@ -25,9 +25,9 @@ def require_tensorflow() -> None:
 
 def _chosen() -> tuple[str, str]:
     """The back end, and where that is said. Keras's order: the variable, its file, its default."""
-    keras = sys.modules.get("keras")
-    if keras is not None:
-        return keras.config.backend(), "keras.config.backend()"
+    config = getattr(sys.modules.get("keras"), "config", None)  # none while its import begins
+    if config is not None:
+        return config.backend(), "keras.config.backend()"
     if name := os.environ.get(_VARIABLE):
         return name, f"the environment variable {_VARIABLE}"
     file = _settings_file()

@@ -10,6 +10,14 @@ in `versions.py` and pyproject.toml.
     declared.py, check.py         what is declared is there, or one error says what is not
 """
 
+import sys
+
 from tf_scalecom.compat.check import check
 
-check()
+try:
+    check()
+except Exception:
+    # Python takes a module that it has without asking the package again, whose import has failed.
+    for _name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
+        del sys.modules[_name]
+    raise

@@ -227,7 +227,8 @@ def _failure_report(failed: LocalWorker, cluster: LocalCluster, display: OutputD
     report = [f"worker {failed.index} failed: {failed.describe_end()}; its log: {failed.log_path}"]
     if display.quiet:
         lines = last_lines(failed.output(), _LINES_SHOWN_ON_FAILURE, display.leave_out)
-        report += ["its last lines:", *("    " + line for line in lines)]
+        if lines:
+            report += ["its last lines:", *("    " + line for line in lines)]
     for worker in cluster.workers:
         if worker is not failed:
             report.append(f"worker {worker.index} afterwards: {worker.describe_end()}")

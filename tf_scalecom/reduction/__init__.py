@@ -49,6 +49,15 @@ class MethodOptions:
 
 @functools.cache
 def method_class(name: str):
-    """The class of a method, a `reduction.method.Method`, by its name in `METHODS`."""
+    """The class of a method, a `reduction.method.Method`, by its name in `METHODS`.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in METHODS:
+        raise ValueError(
+            f"Expected a method of reduction, one of {', '.join(METHODS)}; received {name!r}. Take "
+            "one of these, or add yours to METHODS in tf_scalecom/reduction/__init__.py."
+        )
     registered = METHODS[name]
     return getattr(importlib.import_module(f"{__name__}.{registered.module}"), registered.name)

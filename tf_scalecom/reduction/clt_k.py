@@ -85,7 +85,7 @@ class CltK(Method):
         config: what to send.
     """
 
-    bounded = True
+    elementwise = bounded = True
 
     def __init__(self, config: CompressionConfig):
         self._config = config

@@ -20,6 +20,8 @@ class _Summed:
 class Dense(Method):
     """A plain all-reduce, of whatever plan; nothing is kept."""
 
+    elementwise = True
+
     @classmethod
     def from_options(cls, options):
         return cls()

@@ -15,7 +15,8 @@ class Exchanged(NamedTuple):
     """Result of one exchange; entry r of a list belongs to replica r of this process.
 
     Attributes:
-        gradients: [replica][variable], summed over all replicas, bit-equal on all of them.
+        gradients: [replica][variable], summed over all replicas, bit-equal on all of them, as Keras
+            takes them; see `Update.for_optimizer`.
         finite: bool scalar per replica, equal on all. Where false some replica's gradient, or its
             residual + gradient, was not finite: residuals are as they were, and the gradients are
             not to be used.
@@ -47,4 +48,4 @@ def exchange(
     method = method_for(plan, method)
     pending = method.propose(gradients, plan, state, step, communicator)
     updates = method.finish(pending, pending.finite)
-    return Exchanged([update.gradients for update in updates], pending.finite)
+    return Exchanged([update.for_optimizer(plan) for update in updates], pending.finite)

@@ -22,8 +22,8 @@ from tf_scalecom.wire.plan import Plan
 from tf_scalecom.wire.report import CompressionReport
 from tf_scalecom.wire.route import Route
 
-# What travels of one variable: a tensor, dense; or, sparse, IndexedSlices of its first axis or of
-# the variable as a vector, all else being zero.
+# What travels of one variable: a tensor, dense; or, sparse, IndexedSlices of its first axis or, of
+# a compressed one, of the variable as a vector, all else being zero.
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
@@ -41,10 +41,19 @@ class Update(NamedTuple):
 
     def dense(self, plan: Plan) -> list[tf.Tensor]:
         """All elements of all gradients, in the variables' shapes."""
-        return [
-            tf.reshape(tf.convert_to_tensor(g), t.shape) if isinstance(g, tf.IndexedSlices) else g
-            for g, t in zip(self.gradients, plan.tensors, strict=True)
-        ]
+        return self._dense_at(range(len(plan.tensors)), plan)
+
+    def for_optimizer(self, plan: Plan) -> list[Gradient]:
+        """What Keras can apply: all elements of what was compressed; the others as they are."""
+        return self._dense_at(plan.compressed, plan)
+
+    def _dense_at(self, positions, plan):
+        gradients = list(self.gradients)
+        for i in positions:
+            if isinstance(gradients[i], tf.IndexedSlices):
+                elements = tf.convert_to_tensor(gradients[i])
+                gradients[i] = tf.reshape(elements, plan.tensors[i].shape)
+        return gradients
 
 
 class Pending(Protocol):
@@ -62,14 +71,15 @@ class Method(abc.ABC):
     """A method of reduction. It holds no state: that is in variables, for which it asks.
 
     Attributes:
-        elementwise: whether an element travels as it is or not at all, so that the choice of
-            elements can be judged.
+        elementwise: whether its plans are `Layout`s by which an element travels as it is or not at
+            all. The simulator judges the choice of elements then, and can take from a momentum what
+            was sent.
         bounded: whether all replicas send the elements of one choice, the leader's or a better
             one, for which the paper's bound of the contraction holds.
         has_ramp: whether a warm-up may be a ramp, in which its plans grow.
     """
 
-    elementwise = True
+    elementwise = False
     bounded = False
     has_ramp = True
 

@@ -93,7 +93,7 @@ class PowerSGD(Method):
         seed: of the queries to begin with.
     """
 
-    elementwise = has_ramp = False
+    has_ramp = False
 
     def __init__(self, rank: int = 1, seed: int = 0):
         self._rank = rank
@@ -108,7 +108,7 @@ class PowerSGD(Method):
 
     def init(self, plan):
         rng = np.random.default_rng([self._seed, 0])
-        made: list[tuple] = [() for _ in plan.tensors]
+        made = [() for _ in plan.tensors]
         for i in plan.compressed:
             tensor = plan.tensors[i]
             query = rng.normal(size=(_matrix_shape(tensor)[1], plan.rank)).astype(np.float32)

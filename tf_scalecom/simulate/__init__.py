@@ -2,7 +2,7 @@
 
 A learner is what the rest of the package calls a replica. All learners hold the same weights, so
 the model is kept once; each has its own gradient and residual, and they meet in the package's own
-`algorithm.exchange`.
+methods of reduction, over a communicator that has all of them in one list.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The last words of a worker that fails because another one did: which one that was.
+"""What a worker that fails because another one did says at its end: which one that was.
 
 TensorFlow passes such an error on from worker to worker, and names each that passed it. Who is at
 the root of it shows in who no longer answers. So a worker that fails because of others asks them
@@ -16,10 +16,10 @@ _STAY_SECONDS = 4.0
 _ABORTED = "Collective ops is aborted"
 
 
-class LastWords:
-    """Speaks on stderr, after the traceback of an error that ends the process.
+class FailureCause:
+    """Names it on stderr, after the traceback of an error that ends the process.
 
-    An error that the program handles has none.
+    Nothing is said of an error that the program handles.
 
     Args:
         name: this process's task, e.g. "worker 0".
@@ -30,12 +30,14 @@ class LastWords:
         self._name = name
         self._find_gone = find_gone
         earlier = sys.excepthook
-        # A second strategy in the process has the same peers: its words are enough.
-        self._previous: Callable = earlier._previous if isinstance(earlier, LastWords) else earlier
+        # A second strategy in the process has the same peers: it is enough that one asks.
+        self._previous: Callable = (
+            earlier._previous if isinstance(earlier, FailureCause) else earlier
+        )
         sys.excepthook = self
 
     def stop(self) -> None:
-        """Has the process end without them."""
+        """Has the process end without it."""
         if sys.excepthook is self:
             sys.excepthook = self._previous
 

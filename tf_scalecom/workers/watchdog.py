@@ -19,7 +19,7 @@ import tensorflow as tf
 from tf_scalecom.compat.tensorflow_runtime import eager_context
 from tf_scalecom.workers import worker_notes
 from tf_scalecom.workers.collectives import CollectiveLauncher
-from tf_scalecom.workers.failure_cause import LastWords
+from tf_scalecom.workers.failure_cause import FailureCause
 
 DEFAULT_SECONDS = 600.0
 _PAUSE_SECONDS = 1.0
@@ -61,8 +61,8 @@ class Watchdog:
         self._seen = {launcher: (None, 0.0) for launcher in launchers}
         self._ask_after = min(_ASK_AFTER_SECONDS, self._limit / 4)
         self._stuck_after = min(_STUCK_AFTER_SECONDS, self._limit / 4)
-        self._notice = worker_notes.Notice(name)
-        self._last_words = LastWords(name, self._gone)
+        self._note = worker_notes.WorkerNote(name)
+        self._failure_cause = FailureCause(name, self._gone)
         # Which calls all workers were last seen to wait in, and how long this one had then.
         self._calls: dict[str, str | None] = {}
         self._calls_since = 0.0
@@ -76,8 +76,8 @@ class Watchdog:
     def stop(self):
         """Ends the watch."""
         self._stopped.set()
-        self._last_words.stop()
-        self._notice.stop()
+        self._failure_cause.stop()
+        self._note.stop()
         self._thread.join(_LAST_CALL_SECONDS)
 
     def _watch(self):
@@ -88,7 +88,7 @@ class Watchdog:
             ask = waited - asked_at >= self._ask_after
             if ask and self._abort_if_gone(waited):
                 return
-            self._notice.write(call if waited > self._ask_after else None)
+            self._note.write(call if waited > self._ask_after else None)
             if waited > self._limit:
                 self._abort_late(waited)
                 return
@@ -137,7 +137,7 @@ class Watchdog:
 
     def _abort_if_apart(self, waited):
         """Aborts if all workers wait, but not all in the same call, and nothing has moved since."""
-        calls = {self._name: self._notice.text}
+        calls = {self._name: self._note.text}
         for peer in self._peers:
             calls[peer] = worker_notes.read(peer)
             if calls[peer] is None:

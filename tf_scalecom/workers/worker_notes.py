@@ -11,8 +11,8 @@ _READ_SECONDS = 1.0
 _STOP_SECONDS = 2.0
 
 
-class Notice:
-    """One worker's notice, which it may change.
+class WorkerNote:
+    """One worker's note, which it may change.
 
     TensorFlow gives the calls that change it no limit: they do not return while the first worker is
     stopped. A thread of their own makes them, and nobody waits for it.
@@ -26,11 +26,11 @@ class Notice:
         self.text: str | None = None
         self._changed = threading.Event()
         self._ended = False
-        self._thread = threading.Thread(target=self._work, name="scalecom-notice", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="scalecom-note", daemon=True)
         self._thread.start()
 
     def write(self, text: str | None) -> None:
-        """Replaces the notice, soon; None takes it down."""
+        """Replaces the note, soon; None takes it down."""
         if text != self.text:
             self.text = text
             self._changed.set()
@@ -53,7 +53,7 @@ class Notice:
 
 
 def read(task: str) -> str | None:
-    """The notice of a peer; None if there is none, or no answer within a second."""
+    """The note of a peer; None if there is none, or no answer within a second."""
     try:
         return eager_context().get_config_key_value(_key(task), int(_READ_SECONDS * 1000))
     except tf.errors.OpError:
