@@ -11,6 +11,7 @@ from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.reduction.communicator import CollectiveCommunicator
 from tf_scalecom.reduction.exchange import Exchanged, exchange
 from tf_scalecom.reduction.method import Method
+from tf_scalecom.update import keras_hooks
 from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.layout import Layout
 from tf_scalecom.wire.plan import Plan
@@ -72,6 +73,7 @@ class ScaleComAllReduce(CollectiveAllReduce):
             devices: names of the devices of this process that train together, in the strategy's
                 order. By default all GPUs or, without one, all CPUs.
         """
+        keras_hooks.install()
         if devices is None:
             logical = tf.config.list_logical_devices
             devices = [d.name for d in logical("GPU") or logical("CPU")]

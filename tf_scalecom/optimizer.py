@@ -65,9 +65,11 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     low-pass-filtered residual (`reduction.clt_k` has the equations). The inner optimizer then
     makes its update from the sum, on every replica the same.
 
-    Gradients are clipped and accumulated locally first, where Keras does. A step in which any
-    replica's gradient, or its sum with the residual, is not finite is skipped on all: nothing
-    changes but `iterations` and `skipped_steps`, and a residual that keeps steps from being
+    Gradients are accumulated locally first. What travels dense is clipped when it is summed, as one
+    process does; of n replicas each clips its own of what is compressed, before its residual is
+    added, at the limit / sqrt(n) (`reduction.clipping` says why). A step in which any replica's
+    gradient, or its sum with the residual, is not finite is skipped on all: nothing changes but
+    `iterations` and `skipped_steps`, and a residual that keeps steps from being
     taken (`reset_elements`); what layers have assigned in the step is taken back. Learning rate,
     iterations, weight decay, loss scale, moving averages are those of the inner optimizer. Every 25
     skipped steps in a row are a warning in the log.

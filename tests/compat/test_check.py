@@ -46,7 +46,7 @@ def test_all_that_is_missing_is_one_error_at_import(module):
         in error
     )
     assert "  tensorflow.python.ops.collective_ops.all_reduce_v2 (calls with keys of this" in error
-    assert "Optimizer._clip_gradients (called before the exchange" in error
+    assert "Optimizer._clip_gradients (called beside the exchange" in error
     assert "Context.abort_collective_ops (ends collectives" in error
     assert error.count(" (") == 3
     assert "the same again: 1 3" in error

@@ -39,45 +39,7 @@ def residual_of(optimizer, index=0):
     return list(optimizer.residuals.values())[index][0]
 
 
-# --- Clipping, accumulation, decay, averages ---------------------------------------------------
-
-CLIPPING = {"clipnorm": 0.5, "clipvalue": 0.3, "global_clipnorm": 0.5}
-
-
-def clip_and_step(strategy):
-    results = {}
-    for kind, limit in CLIPPING.items():
-        with strategy.scope():
-            trained = variables()
-            optimizer = sc.ScaleComOptimizer(SGD(1.0, **{kind: limit}), 10)
-        apply(strategy, optimizer, gradients_of(strategy.extended._id_in_cluster), trained)
-        results[kind] = values(trained), residual_of(optimizer)
-    return results
-
-
-def clipped(kind, gradients):
-    """Each worker clips its own gradients, as Keras does before it reduces them."""
-    limit = CLIPPING[kind]
-    if kind == "clipvalue":
-        return [np.clip(g, -limit, limit) for g in gradients]
-    norms = [np.linalg.norm(g) for g in gradients]
-    if kind == "global_clipnorm":
-        norms = [np.linalg.norm(norms)] * len(gradients)
-    return [g * min(1, limit / norm) for g, norm in zip(gradients, norms, strict=True)]
-
-
-@pytest.mark.quick
-def test_clipping_is_local_and_before_the_residual(cluster):
-    results = cluster(WORKERS).run(clip_and_step)
-    for kind in CLIPPING:
-        kernels, biases = zip(
-            *(clipped(kind, gradients_of(w)) for w in range(WORKERS)), strict=True
-        )
-        residuals = [result[kind][1] for result in results]
-        for result in results:
-            kernel, bias = result[kind][0]
-            np.testing.assert_allclose(sum(residuals) - kernel, sum(kernels), atol=1e-6)
-            np.testing.assert_allclose(-bias, sum(biases), atol=1e-6)
+# --- Accumulation, decay, averages ---------------------------------------------------------------
 
 
 def accumulate(strategy, every, steps):

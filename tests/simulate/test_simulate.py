@@ -80,13 +80,13 @@ def test_four_learners_agree_with_the_specification_for_20_steps(changes):
             )
 
 
-def replay_on_worker(strategy, recorded, arguments):
+def replay_on_worker(strategy, recorded, arguments, clipping):
     """What each step's exchange gives on this worker, through the optimizer."""
     learner = strategy.cluster_resolver.task_id
     with strategy.scope():
         variables = [keras.Variable(tf.zeros(g.shape)) for g in recorded[0][learner]]
         # At rate 1, from zero, the new value of a variable is the reduced gradient, negated.
-        optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(1.0), **arguments)
+        optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(1.0, **clipping), **arguments)
         optimizer.build(variables)
 
     @functools.partial(tf.function, autograph=False)
@@ -102,13 +102,14 @@ def replay_on_worker(strategy, recorded, arguments):
     return reduced
 
 
-def test_four_workers_and_four_learners_reduce_recorded_gradients_alike(cluster):
-    config = dataclasses.replace(SMALL, beta=0.3, chunk_keep=2, warmup_steps=3)
+@pytest.mark.parametrize("clipping", [{}, {"clipnorm": 0.1}], ids=["plain", "clipped"])
+def test_four_workers_and_four_learners_reduce_recorded_gradients_alike(cluster, clipping):
+    config = dataclasses.replace(SMALL, beta=0.3, chunk_keep=2, warmup_steps=3, **clipping)
     recorded = recorded_gradients()
     names = ("compression_ratio", "beta", "chunk_keep", "warmup_steps")
     arguments = {name: getattr(config, name) for name in names}
     simulated, _, _ = replayed(recorded, config)
-    by_worker = cluster(4).run(replay_on_worker, recorded, arguments, timeout=90)
+    by_worker = cluster(4).run(replay_on_worker, recorded, arguments, clipping, timeout=90)
     for real in by_worker:
         for step in range(config.steps):
             for got, expected in zip(real[step], simulated[step], strict=True):

@@ -161,6 +161,8 @@ def test_a_run_that_diverges_says_so_and_ends(tmp_path, capsys, monkeypatch):
         ("--beta=0", "a number in (0, 1]"),
         ("--learning-rate=fast", "expected a number, received 'fast'"),
         ("--momentum=0.9 --optimizer=adam", "0 with adam"),
+        ("--clipnorm=0", "a number > 0"),
+        ("--clipnorm=1 --clipvalue=1", "one of clipnorm, global_clipnorm, clipvalue at most"),
         ("--warmup=ramp --method=power_sgd", "dense with power_sgd, which has no ratio"),
         ("--compression-ratio=0.5", "a number >= 1"),
         ("--compression-ratio=fast", "a number >= 1"),

@@ -89,11 +89,11 @@ members(
         # An update of the inner optimizer, in parts.
         "_filter_empty_gradients": "wrapped: which variables have a gradient; called",
         "_overwrite_variables_directly_with_gradients": "called: float8 scales are no gradients",
-        "_clip_gradients": "called before the exchange, on each replica's own",
+        "_clip_gradients": "called beside the exchange; wrapped: what is clipped is the sum",
         "_accumulated_gradients": "accumulated before the exchange, likewise",
         "_apply_weight_decay": "called with the update",
         "_backend_update_step": "called: the update itself",
-        "_all_reduce_sum_gradients": "left out of it, as gradients are reduced",
+        "_all_reduce_sum_gradients": "left out of it, as gradients are reduced; wrapped, likewise",
         "_update_model_variables_moving_average": "called after it",
         "_overwrite_model_variables_with_average_value": "the same",
         "_check_variables_are_known": "called first",

@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from tf_scalecom import ops
+from tf_scalecom.reduction.clipping import Clipping
 from tf_scalecom.reduction.method import Method, Update
 from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.layout import Layout
@@ -18,7 +19,14 @@ class _Summed:
 
 
 class Dense(Method):
-    """A plain all-reduce, of whatever plan; nothing is kept."""
+    """A plain all-reduce, of whatever plan; nothing is kept.
+
+    Args:
+        clipping: of the sums, if any.
+    """
+
+    def __init__(self, clipping: Clipping | None = None):
+        self.clipping = clipping
 
     elementwise = True
 
@@ -34,6 +42,8 @@ class Dense(Method):
 
     def propose(self, gradients, plan, state, step, communicator):
         sums = communicator.all_reduce(gradients)
+        if self.clipping:
+            sums = [self.clipping.clip(s) for s in sums]
         # A value that is not finite on one replica leaves a sum that is not finite on all.
         return _Summed(sums, [ops.all_finite(s) for s in sums])
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_scalecom.reduction.clipped import Clipped
 from tf_scalecom.reduction.communicator import Communicator
 from tf_scalecom.reduction.dense import Dense
 from tf_scalecom.reduction.method import Gradient, Method
@@ -28,7 +29,9 @@ class Exchanged(NamedTuple):
 
 def method_for(plan: Plan, method: Method) -> Method:
     """The method for a plan: one that compresses nothing is `Dense`'s, whoever made it."""
-    return method if plan.compressed else Dense()
+    if plan.compressed or isinstance(method, Dense):
+        return method
+    return Dense(method.clipping if isinstance(method, Clipped) else None)
 
 
 def exchange(

@@ -20,6 +20,7 @@ METHODS = {name: method.words for name, method in reduction.METHODS.items()}
 OPTIMIZERS = ("sgd", "adam")
 DECAYS = ("cosine", "linear", "constant")
 PLACEMENTS = ("after", "before")
+CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 MAX_LEARNERS = 256
 # Characters of a run's name; a file name may have 255 bytes.
 MAX_NAME = 200
@@ -54,6 +55,9 @@ class SimulationConfig:
         "selection, cleared where it was sent (momentum correction of Deep Gradient Compression)",
         PLACEMENTS,
     )
+    clipnorm: float | None = _option(None, "largest norm of a variable's gradient")
+    global_clipnorm: float | None = _option(None, "largest norm of all gradients together")
+    clipvalue: float | None = _option(None, "largest magnitude of an element of a gradient")
     compression_ratio: float | str = _option(100, 'elements / kept elements, or "auto"')
     selection: str = _option(
         "chunk", "selection of clt_k, local_top_k, random_k", tuple(SELECTIONS)
@@ -88,6 +92,10 @@ class SimulationConfig:
         self._check("momentum", 0 <= self.momentum < 1, "a number in [0, 1)")
         self._check("adam_beta_1", 0 <= self.adam_beta_1 < 1, "a number in [0, 1)")
         self._check("adam_beta_2", 0 < self.adam_beta_2 < 1, "a number in (0, 1)")
+        limits = [name for name in CLIPPING if getattr(self, name) is not None]
+        for name in limits:
+            self._check(name, getattr(self, name) > 0, "a number > 0")
+            self._check(name, len(limits) == 1, f"one of {', '.join(CLIPPING)} at most")
         check_warmup_steps(self.warmup_steps)
         self.compression()
         if self.final_beta is not None:

@@ -8,12 +8,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_scalecom.reduction.clipped import Clipped, clipped
+from tf_scalecom.reduction.clipping import Clipping
 from tf_scalecom.reduction.communicator import ListCommunicator
 from tf_scalecom.reduction.dense import Dense
 from tf_scalecom.reduction.exchange import method_for
 from tf_scalecom.reduction.variables import is_summable
 from tf_scalecom.simulate import diagnostics, schedules
-from tf_scalecom.simulate.config import SimulationConfig
+from tf_scalecom.simulate.config import CLIPPING, SimulationConfig
 from tf_scalecom.simulate.gradients import LearnerGradients
 from tf_scalecom.simulate.task import DataOrder, Task
 from tf_scalecom.wire.plan import Plan
@@ -72,7 +74,7 @@ class Simulation:
         self._apply = tf.function(
             lambda gradients: self._optimizer.apply(gradients, self._weights), autograph=False
         )
-        self.method = config.build_method()
+        self.method = clipped(config.build_method(), _clipping(config))
         self._schedule = schedules.PlanSchedule(config, self.method, self._weights)
         self.plan = self._schedule.final
         self._state = _state_of_learners(self.method, self.plan, config.learners)
@@ -121,7 +123,7 @@ class Simulation:
         plan = self._schedule.plan(self.step)
         if self._velocities:
             gradients = self._add_to_velocities(gradients)
-        measured = self._measure_before(gradients, plan) if measure else {}
+        measured = self._measure_before(self._clipped(gradients, plan), plan) if measure else {}
         reduced = self._reduction(plan)(gradients, tf.constant(self.step, tf.int64))
         if not reduced.finite:
             raise self._diverged("sum of residual and gradient", "one that is not")
@@ -206,6 +208,13 @@ class Simulation:
                 unsent = tf.cast(sent[position] == 0, tf.float32)
                 velocities[position].assign(velocities[position] * unsent)
 
+    def _clipped(self, gradients, plan):
+        """Gradients as they are compressed."""
+        if not isinstance(self.method, Clipped):
+            return gradients
+        clip = self.method.clipping.clip_own
+        return [clip(own, plan, self.config.learners) for own in gradients]
+
     def _measure_before(self, gradients, plan):
         if not plan.compressed:
             return {}
@@ -249,6 +258,11 @@ def _state_of_learners(method, plan, learners) -> list[list[keras.Variable]]:
         [v if v.per_replica else shared for v, shared in zip(own, states[0], strict=True)]
         for own in states
     ]
+
+
+def _clipping(config: SimulationConfig) -> Clipping | None:
+    # By an optimizer that does nothing else: what the inner one gets is clipped.
+    return Clipping.of(keras.optimizers.SGD(1.0, **{k: getattr(config, k) for k in CLIPPING}))
 
 
 def _inner_optimizer(config: SimulationConfig) -> keras.optimizers.Optimizer:

@@ -1,7 +1,8 @@
 """Where this package takes part in Keras, which has no hook for it.
 
 Each is a method of a Keras class, wrapped once, when the first strategy or optimizer of this
-package is made. None changes what Keras computes from finite numbers.
+package is made. None changes what Keras computes from finite numbers in one process, or without
+this package's collectives.
 """
 
 import functools
@@ -10,7 +11,7 @@ import keras
 
 from tf_scalecom.compat.hooks import wrap
 from tf_scalecom.fit.keras_steps import weigh_gradients
-from tf_scalecom.update import forward_state, gradient_sets
+from tf_scalecom.update import clipped_sums, forward_state, gradient_sets
 
 
 @functools.cache
@@ -18,6 +19,8 @@ def install() -> None:
     """Has Keras call this package; later calls do nothing."""
     wrap(keras.Variable, "_direct_assign", _assign)
     wrap(keras.optimizers.Optimizer, "_filter_empty_gradients", _filter_empty_gradients)
+    wrap(keras.optimizers.Optimizer, "_clip_gradients", clipped_sums.clip_gradients)
+    wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", clipped_sums.all_reduce)
     scaled = keras.optimizers.LossScaleOptimizer
     wrap(scaled, "_stateful_handle_non_finite_grads", _skip)
     wrap(scaled, "apply", _apply_scaled)

@@ -34,6 +34,12 @@ class StrategyRoute(NamedTuple):
         _log_once(self.words)
 
 
+def collectives(strategy: tf.distribute.Strategy):
+    """The strategy's `ScaleComAllReduce`, which stands above this room; None if it has others."""
+    ops = getattr(strategy.extended, "_cross_device_ops", None)
+    return ops if hasattr(ops, "exchange") else None
+
+
 def route(strategy: tf.distribute.Strategy, hierarchical: bool) -> StrategyRoute:
     """The way under a strategy.
 
@@ -42,10 +48,9 @@ def route(strategy: tf.distribute.Strategy, hierarchical: bool) -> StrategyRoute
         hierarchical: whether the replicas of a worker sum first.
     """
     num_replicas = strategy.num_replicas_in_sync
-    # A `ScaleComAllReduce`, which stands above this room.
-    ops = getattr(strategy.extended, "_cross_device_ops", None)
+    ops = collectives(strategy)
     wire = ALL_REDUCE
-    if ops is not None and hasattr(ops, "exchange"):
+    if ops is not None:
         wire = Route(True, ops.bucket_bytes)
     elif num_replicas == 1:
         wire = COLLECTIVES  # what it would be with more
@@ -60,7 +65,7 @@ def route(strategy: tf.distribute.Strategy, hierarchical: bool) -> StrategyRoute
         return StrategyRoute(
             hierarchy.num_workers(strategy), wire, words, _hierarchical(strategy.extended)
         )
-    if hasattr(ops, "exchange"):
+    if ops is not None:
         words = f"tf_scalecom: {num_replicas} replicas exchange by ScaleComAllReduce."
         return StrategyRoute(num_replicas, wire, words, _by_ops(ops))
     words = f"tf_scalecom: {num_replicas} replicas exchange by the strategy's own all-reduce."

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tf_scalecom.compat.tensorflow_distribute import sum_on_device
+from tf_scalecom.reduction.clipped import clipped
+from tf_scalecom.reduction.clipping import Clipping
 from tf_scalecom.reduction.communicator import per_replica
 from tf_scalecom.reduction.exchange import Exchanged
 from tf_scalecom.reduction.method import Method
@@ -55,8 +58,9 @@ class CompressionState:
 class UpdateStep:
     """The update of some variables by one optimizer.
 
-    1. Accumulate and clip the gradients of each replica, as the inner optimizer would.
-    2. Exchange them, which updates the method's state: the only communication of an update.
+    1. Accumulate the gradients of each replica, as the inner optimizer would.
+    2. Exchange and clip them, which updates the method's state: the only communication of an
+       update.
     3. If all were finite, let the inner optimizer update; otherwise count a skipped step.
     """
 
@@ -72,6 +76,7 @@ class UpdateStep:
         self._positions = [inner._get_variable_index(v) for v in variables]
         self._plan = state.plan.subset(self._positions)
         self._kept = [v for p in self._positions for v in state.variables[p]]
+        self._clipping = Clipping.of(inner)
 
     def run(self, strategy: tf.distribute.Strategy, grads, replica_ids):
         """Call it by `merge_call`.
@@ -106,20 +111,20 @@ class UpdateStep:
         self._after_update()
 
     def _exchange_and_apply(self, strategy, grads, replica_ids, accumulators=()):
-        local = strategy.extended.call_for_each_replica(
-            self._local_gradients, args=(grads, accumulators)
-        )
+        if accumulators:
+            grads = strategy.extended.call_for_each_replica(self._mean, args=(grads, accumulators))
         for accumulator in accumulators:
             # Also before a skip: what is not finite must not stay.
             accumulator.assign(tf.zeros_like(accumulator))
-        gradients = _by_replica(strategy, local)
+        gradients = _by_replica(strategy, grads)
+        way = route(strategy, self._state.hierarchical)
         self._state.gradient_norm.measure(
-            self._inner.iterations, lambda: self._with_residual(gradients)
+            self._inner.iterations, lambda: self._with_residual(gradients, way.num_replicas)
         )
         state = _parts_by_replica(strategy, [v.value for v in self._kept], len(gradients))
         with gradient_sets.reducing(strategy.extended):
             exchanged = self._exchange(
-                strategy, gradients, state, strategy.experimental_local_results(replica_ids)
+                way, gradients, state, strategy.experimental_local_results(replica_ids)
             )
 
         def apply():
@@ -143,27 +148,29 @@ class UpdateStep:
 
         tf.cond(exchanged.finite[0], apply, _not_inlined(skip))
 
-    def _local_gradients(self, grads, accumulators):
-        if accumulators:
-            every = self._inner.gradient_accumulation_steps
-            grads = [(g + a) / every for g, a in zip(grads, accumulators, strict=True)]
-        return self._inner._clip_gradients(grads)
+    def _mean(self, grads, accumulators):
+        every = self._inner.gradient_accumulation_steps
+        return [(g + a) / every for g, a in zip(grads, accumulators, strict=True)]
 
-    def _with_residual(self, gradients):
+    def _with_residual(self, gradients, num_replicas):
         """The gradients that have a residual: of the first replica here, or of the worker."""
-        columns = [[replica[i] for replica in gradients] for i in self._plan.compressed]
-        return [tf.add_n(c) if self._state.hierarchical else c[0] for c in columns]
+        own = gradients[0]
+        if self._state.hierarchical:
+            own = [sum_on_device(parts) for parts in _transposed(gradients)]
+        if self._clipping:
+            own = self._clipping.clip_own(own, self._plan, num_replicas)
+        return [own[i] for i in self._plan.compressed]
 
-    def _exchange(self, strategy, gradients, state, replica_ids) -> Exchanged:
+    def _exchange(self, way, gradients, state, replica_ids) -> Exchanged:
         step = tf.convert_to_tensor(self._inner.iterations)
-        way = route(strategy, self._state.hierarchical)
+        method = clipped(self._state.method, self._clipping)
         way.log()
 
         def exchange(plan):
-            return way.exchange(gradients, plan, state, step, replica_ids, self._state.method)
+            return way.exchange(gradients, plan, state, step, replica_ids, method)
 
         stages = self._state.warmup
-        if strategy.num_replicas_in_sync == 1 or not stages or not self._plan.compressed:
+        if way.num_replicas == 1 or not stages or not self._plan.compressed:
             return exchange(self._plan)
 
         def exchange_in(stages):
