@@ -326,6 +326,10 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
         """Takes the `Share` of the current replica, for the rest of the step."""
         self._shares = {**(self._shares or {}), self._replica_here(): share}
 
+    def is_first_replica_here(self):
+        """Whether the current replica is the first of this process."""
+        return self._replica_here() == 0
+
     def _replica_here(self):
         """Place of the current replica in this process; None in no replica."""
         context = tf.distribute.get_replica_context()

@@ -75,6 +75,8 @@ def _make_function(make, model, step):
     def shared_step(data):
         share = Share(data, count.read_rows(), strategy.num_replicas_in_sync)
         strategy.extended.set_share_here(share)
+        if not strategy.extended.is_first_replica_here():  # whose logs have the same names
+            return step_logs.join(step(data), share)
         with step_logs.noting_results(model) as results:
             logs = step(data)
         if isinstance(logs, dict):
