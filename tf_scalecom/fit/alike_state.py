@@ -6,7 +6,7 @@ workers compare what they hold before each epoch of `fit` and after the last one
 variable, read where it is.
 
 What is each replica's own is left out: metrics, residuals, gradients that are being accumulated,
-and what Keras's layers keep of a replica's own rows, such as moving averages and states. Another
+and moving averages of BatchNormalization, which are of a replica's own rows in Keras. Another
 variable that is not trained may be meant so, too; where it differs, a line in the log says it.
 """
 
@@ -36,9 +36,6 @@ _STATE = (
     "If a layer assigns it in `call`, it takes each worker's own values unless add_weight() is "
     'told aggregation="mean"; otherwise set it on all workers alike.'
 )
-
-# Of each replica's own rows, as Keras has them.
-_KEEP_THEIR_OWN = (keras.layers.BatchNormalization, keras.layers.RNN)
 
 # Models of which a difference was said that is no error.
 _said: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -109,7 +106,7 @@ def _held(model) -> Iterator[tuple[str, _Held]]:
     own = {
         id(v)
         for layer in layers
-        if isinstance(layer, _KEEP_THEIR_OWN)
+        if isinstance(layer, keras.layers.BatchNormalization)
         for v in layer.non_trainable_variables
         if id(v) not in weights
     }
