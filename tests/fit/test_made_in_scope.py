@@ -1,13 +1,13 @@
 """What Keras trains without a strategy trains in its scope, or is refused in one sentence."""
 
 import contextlib
-import logging
 import re
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from logged_warnings import warnings_logged
 
 import tf_scalecom as sc
 
@@ -23,24 +23,6 @@ def layers():
 def adam(wrapped):
     optimizer = keras.optimizers.Adam(0.01)
     return sc.ScaleComOptimizer(optimizer, compression_ratio=10) if wrapped else optimizer
-
-
-@contextlib.contextmanager
-def warnings_logged():
-    """Lines of warnings that this process logs meanwhile."""
-    lines = []
-
-    class Handler(logging.Handler):
-        def emit(self, record):
-            lines.append(record.getMessage())
-
-    handler = Handler(logging.WARNING)
-    logger = logging.getLogger("absl")
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
 
 
 # --- Made outside --------------------------------------------------------------------------------

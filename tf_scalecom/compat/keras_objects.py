@@ -51,6 +51,13 @@ members(
         "_build_shapes_dict": 'input shapes, for compression_ratio="auto"',
     },
 )
+seed_library: Any = symbol(
+    "keras.src.random.seed_generator", "where draws without a seed look the function below up"
+)
+members(
+    seed_library,
+    {"global_seed_generator": "wrapped: a replica is a thread, for which Keras would make another"},
+)
 _CONVOLUTIONAL = "keras.src.layers.convolutional"
 _BaseConv: Any = symbol(f"{_CONVOLUTIONAL}.base_conv.BaseConv", "of all convolutions")
 _BaseDepthwiseConv: Any = symbol(

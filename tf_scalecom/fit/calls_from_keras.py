@@ -7,18 +7,20 @@ other strategies it does what it did.
 import functools
 import itertools
 
+import keras
 import tensorflow as tf
 
 from tf_scalecom.compat import keras_calls
 from tf_scalecom.compat.hooks import wrap
 from tf_scalecom.compat.keras_calls import innermost_call
+from tf_scalecom.compat.keras_objects import seed_library
 from tf_scalecom.compat.keras_trainer import (
     EpochIterator,
     Trainer,
     strategy_made_in,
 )
 from tf_scalecom.compat.tensorflow_distribute import input_library, is_default
-from tf_scalecom.fit import first_batch, keras_steps, made_in_scope
+from tf_scalecom.fit import first_batch, keras_steps, made_in_scope, replica_seeds
 from tf_scalecom.fit.epochs import EndsWithLastWorker, share_out
 from tf_scalecom.fit.rows import count_rows_of_optionals
 
@@ -33,6 +35,8 @@ def install() -> None:
     wrap(Trainer, "_maybe_symbolic_build", _build_for_data)
     wrap(Trainer, "_symbolic_build", _build_for_batch)
     wrap(input_library, "_calculate_replicas_with_values", _count_data)
+    wrap(keras.random.SeedGenerator, "next", replica_seeds.next_seed)
+    wrap(seed_library, "global_seed_generator", replica_seeds.global_generator)
 
 
 class _SharesOut:

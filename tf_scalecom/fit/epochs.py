@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_scalecom.compat import tensorflow_distribute
 from tf_scalecom.compat.keras_calls import Call, innermost_call
 from tf_scalecom.compat.keras_trainer import GeneratorDataAdapter, PyDatasetAdapter, first_batches
-from tf_scalecom.fit import shared_order
+from tf_scalecom.fit import alike_state, made_in_scope, shared_order
 from tf_scalecom.fit.alike_data import all_read_all, draws_values, warn_unless_alike
 from tf_scalecom.fit.file_callbacks import one_writer_per_file
 from tf_scalecom.fit.rows import static_rows
@@ -160,7 +160,7 @@ class EndsWithLastWorker:
         if call.name == "fit":
             # Before it is built: workers with different ones would wait for each other's variables.
             self._strategy.extended.workers.require_alike(
-                "the optimizer", describe_optimizer(call.model.optimizer)
+                "the optimizer", describe_optimizer(call.model.optimizer, constant_rate=False)
             )
         return _not_empty(self._first_batches(epoch_iterator.data_adapter, call.name), call.name)
 
@@ -178,10 +178,15 @@ class EndsWithLastWorker:
         if not stop_together(call.callbacks, doing, epoch_iterator, extended):
             return
         extended.workers.require_alike(call.name, _compared(call))
+        if doing != "predicting":
+            made_in_scope.require_metrics(call.model, self._strategy, call.name)
         if doing == "training":
             # Callbacks may just have restored them.
             optimizers = model_objects.optimizers(call.model).values()
             require_same_iterations(extended.workers, optimizers)
+            alike_state.require_alike(
+                call.model, extended.workers, f"before epoch {call.epoch + 1}"
+            )
             one_writer_per_file(call.callbacks, extended.workers)
             self._begin_training(epoch_iterator.data_adapter, call.epoch)
         if self.cardinality == tf.data.INFINITE_CARDINALITY and any(
@@ -205,7 +210,8 @@ def _compared(call: Call) -> dict:
         "validation_freq": given["validation_freq"],
         "steps_per_execution": call.model.steps_per_execution,
         "variables": describe_variables(call.model.variables),
-        "optimizer": describe_optimizer(call.model.optimizer),
+        # A rate that is a variable is compared with the weights, `alike_state`.
+        "optimizer": describe_optimizer(call.model.optimizer, constant_rate=False),
     }
 
 

@@ -47,6 +47,26 @@ def require_optimizer(optimizer, strategy: tf.distribute.Strategy) -> None:
         optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
+def require_metrics(model: keras.Model, strategy: tf.distribute.Strategy, call: str) -> None:
+    """Raises ValueError if a metric, or a part of the optimizer, is not the strategy's.
+
+    Each worker would see its own, and a callback that looks at them do something else on each.
+
+    Args:
+        model: compiled, and built.
+        strategy: in whose scope the model was made.
+        call: the method that is called, "fit" or "evaluate".
+    """
+    optimizer = getattr(model, "optimizer", None)
+    for variable in [*model.metrics_variables, *(optimizer.variables if optimizer else ())]:
+        if getattr(variable.value, "distribute_strategy", None) is not strategy:
+            raise ValueError(
+                f"{call}: expected metrics and optimizer made where the model is, in the "
+                f"strategy's scope; received {variable.path}, made outside, of which each worker "
+                f"would have its own. {_ADVICE}"
+            )
+
+
 def watch_fit_outside(strategy: tf.distribute.Strategy) -> None:
     """From now on it is said when `fit` trains a model that was made outside of all scopes.
 

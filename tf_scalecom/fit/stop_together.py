@@ -17,6 +17,7 @@ from typing import Any
 import keras
 
 from tf_scalecom.compat.keras_trainer import EpochIterator
+from tf_scalecom.fit import alike_state
 
 
 class _StopsTogether:
@@ -27,6 +28,14 @@ class _StopsTogether:
     _epoch_iterators: dict[str, Any]
     _asked: set[str]
     _ran_out_of_data: set[str]
+
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+        alike_state.require_alike(self.model, self._extended.workers, f"before epoch {epoch + 1}")
+
+    def on_train_end(self, logs=None):
+        super().on_train_end(logs)
+        alike_state.require_alike(self.model, self._extended.workers, "after the last epoch")
 
     def on_train_batch_begin(self, batch, logs=None):
         super().on_train_batch_begin(batch, logs)

@@ -43,32 +43,36 @@ class Workers:
             )
             return [json.loads(line) for line in lines.numpy().tobytes().splitlines()]
 
-    def require_alike(self, what: str, description, advice: str = _SAME_START) -> None:
-        """Fails on all workers unless they all pass the same description.
+    def unlike(self, description, purpose: str) -> list | None:
+        """Returns all workers' descriptions if they differ; None, for less traffic, if not.
 
         Args:
-            what: the thing described, for the message.
             description: nested dicts and lists of what JSON can hold, as for `differences`.
-            advice: what to do about a difference, for the message.
-
-        Raises:
-            ValueError: They differ; the message says where.
+            purpose: as for `gather`.
         """
         if len(self.names) == 1:
-            return
-        purpose = f"comparison of {what}"
+            return None
         # A sum in which each worker has a place of its own: less to send, and one collective.
         digests = np.zeros(len(self.names), np.int64)
         digests[self.rank] = _digest(description)
         with tf.init_scope():
             digests = self._launcher.all_reduce(digests, site=purpose).numpy()
-        if len(set(digests)) > 1:
-            check_alike(
-                f"{what} on all workers",
-                self.gather(description, purpose),
-                self.names,
-                advice,
-            )
+        return self.gather(description, purpose) if len(set(digests)) > 1 else None
+
+    def require_alike(self, what: str, description, advice: str = _SAME_START) -> None:
+        """Fails on all workers unless they all pass the same description.
+
+        Args:
+            what: the thing described, for the message.
+            description: as for `unlike`.
+            advice: what to do about a difference, for the message.
+
+        Raises:
+            ValueError: They differ; the message says where.
+        """
+        descriptions = self.unlike(description, f"comparison of {what}")
+        if descriptions:
+            check_alike(f"{what} on all workers", descriptions, self.names, advice)
 
 
 def _digest(description):
