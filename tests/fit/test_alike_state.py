@@ -182,6 +182,22 @@ def test_a_layers_own_state_that_differs_is_said_once(cluster):
 # --- Compiled outside ----------------------------------------------------------------------------
 
 
+def rounded_otherwise(strategy):
+    model = build(strategy)
+    for _ in on_second_worker(strategy, 1):
+        model.set_weights([w * (1 + 2e-7) for w in model.get_weights()])
+    with warnings_logged() as lines:
+        fit(model)
+    return lines
+
+
+def test_rounding_is_said_once_and_no_error(cluster):
+    for lines in cluster(2).run(rounded_otherwise):
+        (line,) = lines
+        assert "last/kernel: another value on worker 1" in line
+        assert "as small as that of rounding" in line
+
+
 def messages_of_compile_outside(strategy):
     messages = []
     for call in "fit", "evaluate":

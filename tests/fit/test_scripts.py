@@ -42,15 +42,7 @@ def outcome(strategy, name, folder):
     ("name", "needs"),
     [
         ("text_transformer", ()),
-        pytest.param(
-            "time_series",
-            (),
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="the batch that `fit` reads to learn shapes takes one order of a `shuffle` "
-                "with a seed: each epoch has the order that the next one has in one process",
-            ),
-        ),
+        ("time_series", ()),
         ("vae", ()),
         ("gan", ()),
         ("diffusion", ()),

@@ -20,18 +20,16 @@ split = 1500
 series = (series - series[:split].mean(axis=0)) / series[:split].std(axis=0)
 
 
-def windows(rows, shuffle):
+def windows(rows):
     return keras.utils.timeseries_dataset_from_array(
         rows[:-FUTURE],
         rows[PAST + FUTURE - 1 :, :1],
         sequence_length=PAST,
         batch_size=BATCH,
-        shuffle=shuffle,
-        seed=0,
     )
 
 
-train, validation = windows(series[:split], True), windows(series[split:], False)
+train, validation = windows(series[:split]), windows(series[split:])
 
 strategy = sc.MultiWorkerMirroredStrategy()
 with strategy.scope():

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -36,6 +37,12 @@ _STATE = (
     "If a layer assigns it in `call`, it takes each worker's own values unless add_weight() is "
     'told aggregation="mean"; otherwise set it on all workers alike.'
 )
+_ROUNDING = (
+    "The difference is as small as that of rounding, which is not the same on all kinds of CPU or "
+    "GPU. With workers of one kind weights stay the same to the bit."
+)
+# Of the length of a weight's value.
+_ROUNDING_PART = 1e-4
 
 # Models of which a difference was said that is no error.
 _said: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -63,28 +70,44 @@ def require_alike(model: keras.Model, workers: Workers, when: str) -> None:
     digests = {place: _digests(variable) for place, (variable, _) in held.items()}
     found = workers.unlike(digests, "weights, optimizers and learning rates")
     lines: dict[str, list[str]] = {}
+    unlike = []
     for place, (variable, advice) in held.items():
         # An optimizer may have been built on one worker alone until its first step.
         parts = [worker.get(place) for worker in found or [digests] * len(workers.names)]
         if None not in parts and any(set(part) != {parts[0][0]} for part in parts):
             lines.setdefault(advice, []).append(_line(variable, parts, workers.names))
-    states = lines.pop(_STATE, [])
-    if lines:
+            unlike.append(variable)
+    if not lines:
+        return
+    words = "\n  ".join(shortened([line for some in lines.values() for line in some]))
+    is_rounding = found is not None and _is_rounding(unlike, workers)
+    if lines.keys() != {_STATE} and not is_rounding:
         raise ValueError(
             f"fit, {when}: expected the same weights, optimizers and learning rates on all "
-            "workers, received\n  "
-            + "\n  ".join(shortened([line for some in lines.values() for line in some]))
-            + "\n"
-            + " ".join(lines)
+            f"workers, received\n  {words}\n{' '.join(lines)}"
         )
-    if states and model not in _said:
+    if model not in _said:
         _said.add(model)
+        advice = _ROUNDING if is_rounding else _STATE
         logging.warning(
-            "tf_scalecom: fit, %s: not all workers hold the same\n  %s\n%s",
-            when,
-            "\n  ".join(shortened(states)),
-            _STATE,
+            "tf_scalecom: fit, %s: not all workers hold the same\n  %s\n%s", when, words, advice
         )
+
+
+def _is_rounding(variables, workers):
+    """Whether variables differ as if computed alike, but rounded otherwise; a collective call."""
+    if not all(v.dtype.startswith(("float", "bfloat")) and v.shape != () for v in variables):
+        return False
+    draw = np.random.default_rng(0)
+    # Where values lie along a direction: unlike ones lie a good part of their length apart.
+    places, lengths = [], []
+    for variable in variables:
+        value = np.asarray(variable.numpy(), np.float64).ravel()
+        places.append(float(value @ draw.choice([-1.0, 1.0], value.size)))
+        lengths.append(float(np.linalg.norm(value)))
+    of_all = np.array(workers.gather([places, lengths], "weights that differ"))
+    apart, length = np.ptp(of_all[:, 0], axis=0), of_all[:, 1].max(axis=0)
+    return bool(np.all(apart <= _ROUNDING_PART * length))
 
 
 def _held(model) -> Iterator[tuple[str, _Held]]:
