@@ -164,7 +164,7 @@ def _digests(variable) -> list:
     value = variable.value
     parts = value.distribute_strategy.experimental_local_results(value)
     if variable.shape == () and variable.dtype.startswith("float"):
-        return [repr(float(part)) for part in parts]  # people can read it
+        return [str(part.numpy()) for part in parts]  # as exact, and people can read it
     with tf.device("CPU"):
         return [
             tf.fingerprint(tf.reshape(part, [1, variable.shape.num_elements()]))
