@@ -26,8 +26,8 @@ class MixedUp(keras.Model):
         gradients = tape.gradient(scaled, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
         for metric in self.metrics:
-            if metric.name == "loss":  # which compute_loss has divided by the replicas
-                metric.update_state(loss * self.distribute_strategy.num_replicas_in_sync)
+            if metric.name == "loss":
+                metric.update_state(loss)
             else:
                 metric.update_state(labels, logits)
         return self.get_metrics_result()

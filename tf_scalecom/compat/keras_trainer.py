@@ -147,9 +147,12 @@ members(
     {
         "scale_loss_for_distribution": "wrapped: losses are not divided by the number of replicas",
         "unscale_loss_for_distribution": "wrapped, likewise",
+        "reduce_weighted_values": "wrapped: whether a loss is one number for a batch",
         "reduce_values": "wrapped: sums, and means over sample weights, are of all replicas' rows",
         "apply_mask": "wrapped: means over what is not masked are, too",
     },
 )
+parameters(keras.losses.Loss, "__call__", ["y_true", "y_pred", "sample_weight"], "all gathered")
+parameters(loss_library, "reduce_weighted_values", ["values"], "its rank")
 parameters(loss_library, "reduce_values", ["values", "sample_weight", "reduction"], "the same")
 parameters(loss_library, "apply_mask", ["sample_weight", "mask", "dtype", "reduction"], "the same")

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_scalecom.compat.hooks import wrap
 from tf_scalecom.compat.keras_calls import innermost_call
 from tf_scalecom.compat.keras_trainer import Trainer, loss_library, trainer_library
-from tf_scalecom.fit import shares, step_logs
+from tf_scalecom.fit import shares, step_logs, whole_batch
 from tf_scalecom.fit.shares import Share
 
 _STEP_OF = {"fit": "train_step", "evaluate": "test_step"}
@@ -39,8 +39,10 @@ def install() -> None:
     wrap(trainer_library, "reduce_per_replica", _reduce_logs)
     wrap(loss_library, "scale_loss_for_distribution", _unless_shared)
     wrap(loss_library, "unscale_loss_for_distribution", _unless_shared)
+    wrap(loss_library, "reduce_weighted_values", _reduce_weighted)
     wrap(loss_library, "reduce_values", _reduce_values)
     wrap(loss_library, "apply_mask", _apply_mask)
+    wrap(keras.losses.Loss, "__call__", _call_loss)
     wrap(keras.metrics.Mean, "update_state", _update_mean)
     wrap(keras.optimizers.Optimizer, "scale_loss", _scale_loss)
     wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
@@ -120,13 +122,37 @@ def _is_shared(strategy):
 # --- Losses, metrics, gradients ------------------------------------------------------------------
 
 
+def _call_loss(call, loss, y_true, y_pred, sample_weight=None):
+    share = shares.here()
+    if share is None or not share.can_speak():
+        return call(loss, y_true, y_pred, sample_weight)
+    share.is_number = False
+    result = call(loss, y_true, y_pred, sample_weight)
+    if not share.is_number:
+        return result
+    whole_batch.say(loss, y_pred)
+    given = whole_batch.gather([y_true, y_pred, sample_weight], share)
+    share.of_whole_batch = True
+    try:
+        return share.of_all(call(loss, *given))
+    finally:
+        share.of_whole_batch = False
+
+
+def _reduce_weighted(reduce, values, *args, **kwargs):
+    share = shares.here()
+    if share is not None and keras.ops.ndim(values) == 0:
+        share.is_number = True
+    return reduce(values, *args, **kwargs)
+
+
 def _unless_shared(scale, value):
     return scale(value) if shares.here() is None else value
 
 
 def _reduce_values(reduce, values, sample_weight=None, reduction="sum_over_batch_size"):
     loss, share = reduce(values, sample_weight, reduction), shares.here()
-    if share is None or values.shape.rank == 0:
+    if share is None or share.of_whole_batch:
         return loss
     if reduction == "sum":
         return share.undo(loss)  # all rows are summed, whoever has how many
@@ -137,7 +163,12 @@ def _reduce_values(reduce, values, sample_weight=None, reduction="sum_over_batch
 
 def _apply_mask(apply, sample_weight, mask, dtype, reduction):
     weights, share = apply(sample_weight, mask, dtype, reduction), shares.here()
-    if share is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+    if (
+        share is None
+        or share.of_whole_batch
+        or mask is None
+        or reduction not in ("mean", "sum_over_batch_size")
+    ):
         return weights
     valid = tf.reduce_sum(tf.cast(mask, weights.dtype))
     return weights * share.over_all(valid)

@@ -26,6 +26,8 @@ class Share:
         rows: int64 scalar, of this replica.
         weight: float32 scalar, the share.
         weighed: what has been weighed before its gradient: optimizers, by id.
+        of_whole_batch: whether a loss is being computed, of all rows instead of this share.
+        is_number: whether the last loss was one number for its rows.
     """
 
     def __init__(self, batch, rows_of_all: tf.Tensor, num_replicas: int):
@@ -37,6 +39,7 @@ class Share:
             1.0 / num_replicas,
         )
         self.weighed: set[int] = set()
+        self.of_whole_batch = self.is_number = False
         self._graph = tf.compat.v1.get_default_graph()
 
     def is_of_rows(self, value: tf.Tensor) -> bool:
@@ -56,6 +59,19 @@ class Share:
         """What `weigh` makes `value` of."""
         return tf.math.divide_no_nan(value, tf.cast(self.weight, value.dtype))
 
+    def of_all(self, value: tf.Tensor) -> tf.Tensor:
+        """A number that all replicas have alike, with gradients that, weighed, are whole."""
+
+        @tf.custom_gradient
+        def whole(value):
+            return value, self.undo
+
+        return whole(value)
+
+    def can_speak(self) -> bool:
+        """Whether replicas may exchange something here: not in a condition, say, of the step."""
+        return tf.compat.v1.get_default_graph() is self._graph
+
     def over_all(self, divisor: tf.Tensor) -> tf.Tensor:
         """By what to multiply a replica's sum / divisor, so that all, weighed, make that of all.
 
@@ -66,7 +82,7 @@ class Share:
         Args:
             divisor: floating scalar.
         """
-        if tf.compat.v1.get_default_graph() is not self._graph:
+        if not self.can_speak():
             return tf.ones_like(divisor)
         return tf.math.divide_no_nan(self.undo(divisor), sum_over_replicas([divisor])[0])
 

@@ -9,9 +9,10 @@ One step on replica i of n, residual m_i, gradient g_i (Chen et al., NeurIPS 202
     m_i'   = m_i + beta g_i                    off I            residual
            = (1 - beta) m_i + beta (p_i - s_i)   on I
 
-The reduction sums: Keras has already scaled the loss by 1/n. With a float32 wire p_i - s_i is 0;
-with a 16-bit wire it is the error of the cast, which stays in the residual. So does what would
-make the sum overflow, on the wire or in the variable's dtype: s_i is at most 1/n of its range.
+The reduction sums: losses are weighed before, by 1/n or the share of the rows. With a float32 wire
+p_i - s_i is 0; with a 16-bit wire it is the error of the cast, which stays in the residual. So does
+what would make the sum overflow, on the wire or in the variable's dtype: s_i is at most 1/n of its
+range.
 
 All of this where every p_i is finite. Otherwise m_i' = m_i, and there is no g.
 """
