@@ -203,3 +203,115 @@ def test_losses_metrics_and_logs_are_those_of_one_process(cluster, workers, kind
 )
 def test_so_they_are_however_steps_are_made_and_data_end(cluster, how):
     assert_same_on(3 if "forever" in how else 2, cluster, OwnStep, LAST_BATCHES["partial"], **how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "last"), [("own_step", "partial"), ("step_of_keras", "empty")], ids="-".join
+)
+def test_so_they_are_on_several_replicas_of_one_process(cluster, kind, last):
+    (got,) = cluster(1, logical_cpus=3).run(
+        train, KINDS[kind], LAST_BATCHES[last], True, timeout=180
+    )
+    assert_same(got, train_alone(KINDS[kind], LAST_BATCHES[last]))
+
+
+# --- Gradients, weighed once ----------------------------------------------------------------------
+
+
+class Scales(keras.Model):
+    """Its step may hand the loss to `scale_loss`, as under mixed_float16, or not."""
+
+    scales = True
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(x, training=True) - y))
+            scaled = self.optimizer.scale_loss(loss) if self.scales else loss
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def sgd(**arguments):
+    return keras.optimizers.SGD(0.1, **arguments)
+
+
+def wrapped_sgd(**arguments):
+    return sc.ScaleComOptimizer(sgd(**arguments), compression_ratio=1)
+
+
+@keras.saving.register_keras_serializable()
+def optimizer_of(variable):
+    return sgd()
+
+
+def several():
+    return keras.optimizers.MultiOptimizer(optimizer_of)
+
+
+OPTIMIZERS = {
+    "plain": sgd,
+    "wrapped": wrapped_sgd,
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=8.0),
+    "loss_scale_wrapped": lambda: keras.optimizers.LossScaleOptimizer(
+        wrapped_sgd(), initial_scale=8.0
+    ),
+    "factor": lambda: sgd(loss_scale_factor=4.0),
+    "factor_wrapped": lambda: wrapped_sgd(loss_scale_factor=4.0),
+    "several": several,
+    "accumulated": lambda: wrapped_sgd(gradient_accumulation_steps=2),
+}
+
+
+def rows_of(count):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(count, 4)).astype(np.float32)
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def weights_by_optimizer(strategy):
+    result = {}
+    for name, make in OPTIMIZERS.items():
+        for scales in (True, False):
+            keras.utils.set_random_seed(1)
+            with strategy.scope():
+                trained = Scales(x := keras.Input((4,)), keras.layers.Dense(1)(x))
+                trained.scales = scales
+                trained.compile(make())
+            data = tf.data.Dataset.from_tensor_slices(rows_of(13)).batch(8)
+            history = trained.fit(data, verbose=0).history
+            result[name, scales] = [*trained.get_weights(), history["loss"]]
+    return result
+
+
+def test_a_gradient_counts_once_whatever_scales_its_loss(cluster):
+    alone = weights_by_optimizer(tf.distribute.get_strategy())
+    for got in cluster(2).run(weights_by_optimizer, timeout=180):
+        for case, values in alone.items():
+            for one, other in zip(got[case], values, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=str(case))
+
+
+# --- Batches that nobody counts -------------------------------------------------------------------
+
+
+def train_on_batches(strategy):
+    """Batches of `train_on_batch`, the same on all workers, between epochs that end in less."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        trained = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        trained.compile(sgd(), "mse")
+    data = tf.data.Dataset.from_tensor_slices(rows_of(13)).batch(8)
+    trained.fit(data, verbose=0)
+    losses = [float(trained.train_on_batch(*rows_of(6))) for _ in range(2)]
+    losses.append(float(trained.test_on_batch(*rows_of(5))))
+    return losses + trained.fit(data, verbose=0).history["loss"], trained.get_weights()
+
+
+def test_batches_of_all_workers_count_alike(cluster):
+    expected = train_on_batches(tf.distribute.get_strategy())
+    for got in cluster(2).run(train_on_batches):
+        for one, other in zip(tf.nest.flatten(got), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,7 @@
 """Private parts of Keras's variables, layers, optimizers and files. Looked at in Keras 3.15."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -48,6 +50,8 @@ members(
     keras.layers.Layer,
     {
         "_trainable_variables": "its own, without those of layers in it",
+        "_flatten_layers": "a model's layers",
+        "_losses": "what they have added, kept while another replica adds its own",
         "_build_shapes_dict": 'input shapes, for compression_ratio="auto"',
     },
 )
@@ -71,6 +75,16 @@ _BaseSeparableConv: Any = symbol(
 def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
     """The trainable variables of a layer, without those of layers in it."""
     return layer._trainable_variables
+
+
+@contextlib.contextmanager
+def keeping_added_losses(model: keras.Model) -> Iterator[None]:
+    """Inside, another replica of this process may call the model, whose layers add its losses."""
+    kept = [(layer, list(layer._losses)) for layer in model._flatten_layers()]
+    yield
+    for layer, losses in kept:
+        layer._losses.clear()
+        layer._losses.extend(losses)
 
 
 def shapes_built_for(layer: keras.layers.Layer) -> dict:

@@ -75,7 +75,7 @@ def _make_function(make, model, step):
     count = strategy.extended.step_count
 
     def shared_step(data):
-        share = Share(data, count.read_rows(), strategy.num_replicas_in_sync)
+        share = Share(model, data, count.read_rows(), strategy.num_replicas_in_sync)
         strategy.extended.set_share_here(share)
         if not strategy.extended.is_first_replica_here():  # whose logs have the same names
             return step_logs.join(step(data), share)
@@ -131,7 +131,8 @@ def _call_loss(call, loss, y_true, y_pred, sample_weight=None):
     if not share.is_number:
         return result
     whole_batch.say(loss, y_pred)
-    given = whole_batch.gather([y_true, y_pred, sample_weight], share)
+    with share.speaking():
+        given = whole_batch.gather([y_true, y_pred, sample_weight], share)
     share.of_whole_batch = True
     try:
         return share.of_all(call(loss, *given))
@@ -152,7 +153,7 @@ def _unless_shared(scale, value):
 
 def _reduce_values(reduce, values, sample_weight=None, reduction="sum_over_batch_size"):
     loss, share = reduce(values, sample_weight, reduction), shares.here()
-    if share is None or share.of_whole_batch:
+    if share is None or share.of_whole_batch or values.shape.rank == 0:
         return loss
     if reduction == "sum":
         return share.undo(loss)  # all rows are summed, whoever has how many

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 
-def count_rows(batch) -> tf.Tensor | int | None:
+def count_rows(batch) -> tf.Tensor | None:
     """Rows of a batch, an int64 scalar; None if nothing in it has rows.
 
     Args:

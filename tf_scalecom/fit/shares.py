@@ -7,10 +7,13 @@ out as it comes, and some replicas get no row of it. What such a replica compute
 left out.
 """
 
+import contextlib
 from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
+from tf_scalecom.compat.keras_objects import keeping_added_losses
 from tf_scalecom.fit.rows import count_rows
 
 
@@ -18,6 +21,7 @@ class Share:
     """One replica's share of a step; made as the step begins on it, in its context.
 
     Args:
+        model: whose step it is.
         batch: nested structure, what the step gets.
         rows_of_all: int64 scalar; 0 where they are not counted, and all shares are alike.
         num_replicas: how many there are.
@@ -30,7 +34,8 @@ class Share:
         is_number: whether the last loss was one number for its rows.
     """
 
-    def __init__(self, batch, rows_of_all: tf.Tensor, num_replicas: int):
+    def __init__(self, model: keras.Model, batch, rows_of_all: tf.Tensor, num_replicas: int):
+        self._model = model
         rows = count_rows(batch)
         self.rows = tf.constant(1, tf.int64) if rows is None else rows
         self.weight = tf.where(
@@ -72,6 +77,13 @@ class Share:
         """Whether replicas may exchange something here: not in a condition, say, of the step."""
         return tf.compat.v1.get_default_graph() is self._graph
 
+    def speaking(self) -> contextlib.AbstractContextManager:
+        """Inside, in the middle of the model's losses, replicas exchange something.
+
+        Those of one process take turns there.
+        """
+        return keeping_added_losses(self._model)
+
     def over_all(self, divisor: tf.Tensor) -> tf.Tensor:
         """By what to multiply a replica's sum / divisor, so that all, weighed, make that of all.
 
@@ -84,7 +96,9 @@ class Share:
         """
         if not self.can_speak():
             return tf.ones_like(divisor)
-        return tf.math.divide_no_nan(self.undo(divisor), sum_over_replicas([divisor])[0])
+        with self.speaking():
+            (of_all,) = sum_over_replicas([divisor])
+        return tf.math.divide_no_nan(self.undo(divisor), of_all)
 
 
 def here() -> Share | None:
