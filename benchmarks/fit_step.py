@@ -36,12 +36,24 @@ def as_keras():
             setattr(owner, name, hook)
 
 
-def build(strategy, compressed, metrics):
-    """A model's step, as `fit` calls it, and its data; traced."""
+# Loss reduction and metrics.
+TASKS = {
+    "loss": ("sum_over_batch_size", []),
+    "loss, accuracy": ("sum_over_batch_size", ["accuracy"]),
+    "mean_with_sample_weight": ("mean_with_sample_weight", []),
+}
+
+
+def build(strategy, compressed, reduction, metrics):
+    """A model's step, as `fit` calls it, with its data; traced."""
     widths = WIDTHS["5M"]
     rng = np.random.default_rng(0)
     rows = BATCH * strategy.num_replicas_in_sync
-    batch = rng.normal(size=(rows, widths[0])).astype("f4"), rng.integers(0, widths[-1], rows)
+    batch = (
+        rng.normal(size=(rows, widths[0])).astype("f4"),
+        rng.integers(0, widths[-1], rows),
+        rng.uniform(size=rows).astype("f4"),
+    )
     with strategy.scope():
         model = keras.Sequential(
             [keras.Input((widths[0],))]
@@ -51,8 +63,8 @@ def build(strategy, compressed, metrics):
         inner = keras.optimizers.SGD(0.01)
         model.compile(
             sc.ScaleComOptimizer(inner, 100) if compressed else inner,
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=metrics,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction),
+            metrics=list(metrics),
         )
     data = iter(
         strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat(10**6))
@@ -74,12 +86,12 @@ def main():
     is_chief = not strategy.cluster_resolver.task_id
     if is_chief:
         print(f"5M, {strategy.num_replicas_in_sync} workers, load {os.getloadavg()[0]:.1f}")
-        print(f"{'arm':28}{'ms':>8}{'as Keras':>10}{'ratio':>8}{'quartiles':>14}")
+        print(f"{'arm':36}{'ms':>8}{'as Keras':>10}{'ratio':>8}{'quartiles':>14}")
     for compressed in (False, True):
-        for metrics in ([], ["accuracy"]):
-            steps = {"ours": build(strategy, compressed, metrics)}
+        for task, of_task in TASKS.items():
+            steps = {"ours": build(strategy, compressed, *of_task)}
             with as_keras():
-                steps["keras"] = build(strategy, compressed, metrics)
+                steps["keras"] = build(strategy, compressed, *of_task)
             times = {name: [] for name in steps}
             for _ in range(arguments.rounds):
                 for name, step in steps.items():
@@ -91,10 +103,10 @@ def main():
             if is_chief:
                 ratios = [a / b for a, b in zip(times["ours"], times["keras"], strict=True)]
                 low, middle, high = statistics.quantiles(ratios, n=4)
-                arm = f"{'compressed' if compressed else 'dense'}, {', '.join(metrics) or 'loss'}"
+                arm = f"{'compressed' if compressed else 'dense'}: {task}"
                 ours, theirs = (1e3 * statistics.median(times[name]) for name in ("ours", "keras"))
                 print(
-                    f"{arm:28}{ours:8.1f}{theirs:10.1f}{middle:8.3f}{low:8.2f} {high:5.2f}",
+                    f"{arm:36}{ours:8.1f}{theirs:10.1f}{middle:8.3f}{low:8.2f} {high:5.2f}",
                     flush=True,
                 )
 

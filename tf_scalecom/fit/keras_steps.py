@@ -48,12 +48,15 @@ def install() -> None:
     wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
 
 
-def weigh_gradients(optimizer: keras.optimizers.Optimizer, gradients: Sequence) -> list:
+def weigh_gradients(
+    optimizer: keras.optimizers.Optimizer, gradients: Sequence, variables: Sequence
+) -> list:
     """Gradients that may be summed over replicas: weighed, unless their loss was.
 
     Args:
         optimizer: to which they are given.
         gradients: of one replica: tensors, `tf.IndexedSlices` or None.
+        variables: of which they are.
     """
     share = shares.here()
     if share is None:
@@ -62,7 +65,11 @@ def weigh_gradients(optimizer: keras.optimizers.Optimizer, gradients: Sequence) 
     if optimizers <= share.weighed:
         share.weighed -= optimizers
         return list(gradients)
-    return [_times(gradient, share.weight) for gradient in gradients]
+    return [
+        # What a variable takes over as its value, a scale of float8, is no gradient.
+        g if getattr(v, "overwrite_with_gradient", False) else _times(g, share.weight)
+        for g, v in zip(gradients, variables, strict=True)
+    ]
 
 
 # --- Steps ---------------------------------------------------------------------------------------

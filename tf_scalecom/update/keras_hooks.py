@@ -35,7 +35,8 @@ def _filter_empty_gradients(filter_empty, optimizer, grads, variables):
     """The one place where a Keras optimizer has all variables and, where there are, gradients."""
     grads, variables = list(grads), list(variables)
     gradient_sets.check(optimizer, grads, variables)
-    return filter_empty(optimizer, weigh_gradients(optimizer, grads), variables)
+    grads = weigh_gradients(optimizer, grads, variables)
+    return filter_empty(optimizer, grads, variables)
 
 
 def _skip(skip, loss_scaling):
