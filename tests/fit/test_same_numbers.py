@@ -1,7 +1,6 @@
 """What a script trains and shows on several workers is what one process gives."""
 
 import functools
-import itertools
 
 import keras
 import numpy as np
@@ -129,7 +128,17 @@ def data(rows):
     )
 
 
-def train(strategy, kind, rows, wrapped, drop=False, forever=False, eager=False, at_once=1):
+def train(
+    strategy,
+    kind,
+    rows,
+    wrapped,
+    drop=False,
+    forever=False,
+    eager=False,
+    at_once=1,
+    epochs=EPOCHS,
+):
     keras.utils.set_random_seed(1)
     with strategy.scope():
         # Not Adam, which makes a step of the rounding of a gradient that is 0.
@@ -140,14 +149,13 @@ def train(strategy, kind, rows, wrapped, drop=False, forever=False, eager=False,
     endless = {"steps_per_epoch": -(-rows // BATCH)} if forever else {}
     history = trained.fit(
         batches.repeat() if forever else batches,
-        epochs=EPOCHS,
+        epochs=epochs,
         validation_data=data(rows).batch(BATCH),
         verbose=0,
         **endless,
     ).history
     return {
         "history": history,
-        "evaluate": trained.evaluate(data(rows).batch(BATCH), verbose=0, return_dict=True),
         "weights": {v.path: v.numpy() for v in trained.trainable_variables},
     }
 
@@ -180,12 +188,17 @@ def assert_same_on(workers, cluster, kind, rows, *, wrapped=False, **arguments):
 
 KINDS = {"own_step": OwnStep, "step_of_keras": keras.Model}
 UPDATES = {"dense": False, "ratio_1": True}
-# On three workers each value with each other one once.
-CROSSED = [(2, *case) for case in itertools.product(KINDS, LAST_BATCHES, UPDATES)] + [
-    (3, "step_of_keras", "full", "dense"),
+# Each value with each other one.
+CROSSED = [
+    (2, "own_step", "full", "dense"),
+    (2, "own_step", "partial", "ratio_1"),
+    (2, "own_step", "empty", "dense"),
+    (2, "step_of_keras", "full", "ratio_1"),
+    (2, "step_of_keras", "partial", "dense"),
+    (2, "step_of_keras", "empty", "ratio_1"),
+    (3, "own_step", "full", "ratio_1"),
+    (3, "own_step", "partial", "dense"),
     (3, "step_of_keras", "empty", "ratio_1"),
-    (3, "own_step", "partial", "ratio_1"),
-    (3, "own_step", "empty", "dense"),
 ]
 
 
@@ -198,7 +211,12 @@ def test_losses_metrics_and_logs_are_those_of_one_process(cluster, workers, kind
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [{"eager": True}, {"at_once": 3}, {"forever": True}, {"forever": True, "drop": True}],
+    [
+        {"eager": True, "epochs": 1},
+        {"at_once": 3},
+        {"forever": True},
+        {"forever": True, "drop": True},
+    ],
     ids=lambda how: "-".join(how),
 )
 def test_so_they_are_however_steps_are_made_and_data_end(cluster, how):
@@ -206,14 +224,11 @@ def test_so_they_are_however_steps_are_made_and_data_end(cluster, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "last"), [("own_step", "partial"), ("step_of_keras", "empty")], ids="-".join
-)
-def test_so_they_are_on_several_replicas_of_one_process(cluster, kind, last):
+def test_so_they_are_on_several_replicas_of_one_process(cluster):
     (got,) = cluster(1, logical_cpus=3).run(
-        train, KINDS[kind], LAST_BATCHES[last], True, timeout=180
+        train, OwnStep, LAST_BATCHES["empty"], wrapped=True, timeout=180
     )
-    assert_same(got, train_alone(KINDS[kind], LAST_BATCHES[last]))
+    assert_same(got, train_alone(OwnStep, LAST_BATCHES["empty"]))
 
 
 # --- Gradients, weighed once ----------------------------------------------------------------------

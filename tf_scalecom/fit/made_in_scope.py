@@ -59,7 +59,9 @@ def require_metrics(model: keras.Model, strategy: tf.distribute.Strategy, call: 
     """
     optimizer = getattr(model, "optimizer", None)
     for variable in [*model.metrics_variables, *(optimizer.variables if optimizer else ())]:
-        if getattr(variable.value, "distribute_strategy", None) is not strategy:
+        # A residual may be of a worker, not of its replicas.
+        is_own = getattr(variable, "per_replica", False)
+        if not is_own and getattr(variable.value, "distribute_strategy", None) is not strategy:
             raise ValueError(
                 f"{call}: expected metrics and optimizer made where the model is, in the "
                 f"strategy's scope; received {variable.path}, made outside, of which each worker "
