@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tf_scalecom import callbacks, ops
     from tf_scalecom.cross_device_ops import ScaleComAllReduce
     from tf_scalecom.optimizer import ScaleComOptimizer
+    from tf_scalecom.recipes import recipe
     from tf_scalecom.strategy import MultiWorkerMirroredStrategy
     from tf_scalecom.wire.report import CompressionReport, CompressionRow
 else:
@@ -30,6 +31,7 @@ else:
             "ScaleComOptimizer": "tf_scalecom.optimizer",
             "callbacks": "tf_scalecom.callbacks",
             "ops": "tf_scalecom.ops",
+            "recipe": "tf_scalecom.recipes",
         },
     )
 
@@ -42,6 +44,7 @@ __all__ = [
     "__version__",
     "callbacks",
     "ops",
+    "recipe",
 ]
 
 

@@ -19,11 +19,17 @@ from tf_scalecom.reduction.method import Method
 from tf_scalecom.reduction.variables import is_summable
 from tf_scalecom.state import model_files
 from tf_scalecom.update import hierarchy, keras_hooks
+from tf_scalecom.update.first_moment import warn_of_loss
 from tf_scalecom.update.gradient_norm import GradientNorm
 from tf_scalecom.update.residual_reset import ResidualReset
 from tf_scalecom.update.route import route
 from tf_scalecom.update.skip_warning import SkipWarning
-from tf_scalecom.update.supported import check_inner, check_strategy, check_takes_zeros
+from tf_scalecom.update.supported import (
+    as_optimizer,
+    check_inner,
+    check_strategy,
+    check_takes_zeros,
+)
 from tf_scalecom.update.update_step import CompressionState, UpdateStep
 from tf_scalecom.wire.config import (
     CompressionConfig,
@@ -79,9 +85,9 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     `skipped_steps`. Steps that loss scaling skips do not count there.
 
     Args:
-        inner_optimizer: a Keras optimizer; `Adafactor` with an `epsilon_1` of 1e-16 or more. Not a
-            `LossScaleOptimizer` (it goes outside, where `compile` puts it) and not a
-            `MultiOptimizer`.
+        inner_optimizer: a Keras optimizer, or its name; `Adafactor` with an `epsilon_1` of 1e-16 or
+            more. Not a `LossScaleOptimizer` (it goes outside, where `compile` puts it) and not a
+            `MultiOptimizer`. With momentum or a mean of gradients, see `recipe`.
         compression_ratio: elements / kept elements. A number >= 1; "auto", the paper's per-layer
             rule; or a dict {regex: ratio} of which the first pattern found in a variable's path
             counts, and a variable without one travels dense.
@@ -140,7 +146,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        inner_optimizer: keras.optimizers.Optimizer,
+        inner_optimizer: keras.optimizers.Optimizer | str,
         compression_ratio: float | str | Mapping[str, float] = 100,
         beta: float = 1.0,
         warmup_steps: int = 0,
@@ -154,6 +160,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
         warmup: str = "dense",
     ):
         keras_hooks.install()
+        inner_optimizer = as_optimizer(inner_optimizer)
         check_inner(inner_optimizer)
         self._lock = False
         config = CompressionConfig(
@@ -218,6 +225,8 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             check_takes_zeros(self.inner_optimizer)
         if not model_files.loading():  # which one worker may do alone
             self._require_alike(plan)
+            if self._distribution_strategy.extended.should_checkpoint:  # it speaks for all
+                warn_of_loss(self.inner_optimizer, plan.tensors)
         if self.hierarchical:
             hierarchy.check_strategy(self._distribution_strategy)
         self._excluded = self._config.excluded([t.path for t in plan.tensors])

@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 from experiments import CONVERGENCE, CURVES, Experiment
-from report_runs import save
+from report_runs import legend_beside, save
 
 from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate import plots
@@ -34,20 +34,24 @@ def main():
     """Runs, draws: the mean of the seeds, and a band from the least to the greatest."""
     panels = {experiment: curves(experiment) for experiment in CONVERGENCE}
     rows = -(-len(panels) // 2)
-    figure, axes = pyplot().subplots(rows, 2, figsize=(13, 4.2 * rows), squeeze=False)
+    figure, axes = pyplot().subplots(
+        rows, 2, figsize=(13, 4.2 * rows), squeeze=False, layout="constrained"
+    )
+    handles = {}
     for axis, (experiment, arms) in zip(axes.flat, panels.items(), strict=False):
         for arm, (steps, values) in arms.items():
-            (line,) = axis.plot(steps, values.mean(axis=0), marker=".", label=arm)
-            axis.fill_between(
-                steps, values.min(axis=0), values.max(axis=0), alpha=0.2, color=line.get_color()
+            color, dashes = CURVES[arm], "--" if arm == "recipe, auto" else "-"  # over 400x
+            (handles[arm],) = axis.plot(
+                steps, values.mean(axis=0), marker=".", color=color, linestyle=dashes
             )
+            axis.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2, color=color)
         axis.set_title(experiment.title, fontsize=9)
         axis.set_xlabel("step")
         axis.set_ylabel(f"{experiment.figure.replace('_', ' ')}, %")
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
+    legend_beside(figure, handles)
     save(figure, "convergence.png")
 
 

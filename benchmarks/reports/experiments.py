@@ -288,7 +288,26 @@ SPEECH = Experiment(
     ),
 )
 
-# The arms of which a curve is drawn.
-CURVES = ("dense", "recipe, 25x", "recipe, 100x", "recipe, 400x", "recipe, auto")
+# The arms of which a curve is drawn, with its colour in all pictures. "auto" may be 400x.
+CURVES = {
+    "dense": "black",
+    "recipe, 25x": "tab:cyan",
+    "recipe, 100x": "tab:blue",
+    "recipe, 400x": "tab:purple",
+    "recipe, auto": "tab:pink",
+}
+# Method -> the arms that are its points in the picture of accuracy against bytes.
+METHODS = {
+    "dense": ("dense",),
+    "recipe": ("recipe, 25x", "recipe, 100x", "recipe, 400x", "recipe, auto"),
+    "recipe with a ramp": ("recipe with a ramp, 100x",),
+    "recipe with dense warm-up": ("recipe with dense warm-up, 100x",),
+    "PowerSGD with dense warm-up": (
+        "PowerSGD rank 1",
+        "PowerSGD rank 1, rate 0.002",
+        "PowerSGD rank 2",
+        "PowerSGD rank 4",
+    ),
+}
 EXPERIMENTS = (SCREENING, IMAGE_4, IMAGE_64, TRANSLATION, LONG_TRANSLATION, SPEECH)
 CONVERGENCE = (IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)

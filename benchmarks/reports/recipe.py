@@ -3,6 +3,7 @@
     python benchmarks/reports/recipe.py         -> docs/pictures/recipe.png, docs/data/recipe.csv,
                                                    and the tables
     python benchmarks/reports/recipe.py --done  the tables of the runs that are done, making none
+    python benchmarks/reports/recipe.py --draw  the picture again, of docs/data/recipe.csv
 
 Made from nothing it takes hours (docs/recipe.md): `--only image-4` makes one experiment.
 """
@@ -11,17 +12,30 @@ import argparse
 import csv
 import math
 import pathlib
+import re
+import statistics
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments import CONVERGENCE, CURVES, EXPERIMENTS, Experiment
+from experiments import CONVERGENCE, EXPERIMENTS, METHODS, Experiment
 from paired import deficit, estimate, text
-from report_runs import ROOT, save
+from report_runs import ROOT, legend_beside, save
 
 from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate.run_files import EVALUATIONS, RECORDS, read_result, read_table
 
 TABLE = ROOT / "docs" / "data" / "recipe.csv"
+
+# Of the methods, in their order.
+_MARKS = (
+    ("black", "s"),
+    ("tab:blue", "o"),
+    ("tab:green", "^"),
+    ("tab:orange", "v"),
+    ("tab:red", "D"),
+)
+_LABEL = re.compile(r"\b(\d+x|auto|rank \d)\b")
 
 
 class Outcome(NamedTuple):
@@ -118,26 +132,53 @@ def write(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
     print(f"\n{TABLE.relative_to(ROOT)}")
 
 
-def draw(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
-    """One panel an experiment, figure against bytes: dense, the recipe, its warm-ups, the rival."""
-    columns = 2
-    rows = -(-len(tables) // columns)
-    figure, axes = pyplot().subplots(rows, columns, figsize=(13, 4.2 * rows), squeeze=False)
-    for axis, (experiment, found) in zip(axes.flat, tables.items(), strict=False):
-        axis.set_prop_cycle(color=pyplot().get_cmap("tab20").colors)  # of many arms
-        for arm, runs in found.items():
-            if arm not in CURVES and not arm.startswith(("recipe with", "PowerSGD")):
+def points(rows: list[dict[str, str]], arms: Sequence[str]) -> dict[float, tuple[str, list[float]]]:
+    """KB a step -> (what tells the arms there apart, percent of each seed), of one experiment."""
+    found: dict[float, tuple[str, list[float]]] = {}
+    for arm in arms:
+        runs = [row for row in rows if row["arm"] == arm]
+        if not runs:
+            continue
+        sent, (label,) = float(runs[0]["mean_bytes_per_step"]) / 1e3, _LABEL.findall(arm) or [""]
+        figures = [float(row["percent"]) for row in runs]
+        if sent in found:  # "auto", where it comes to a ratio that has a point
+            label, figures = f"{found[sent][0]}, {label}", found[sent][1]
+        found[sent] = (label, figures)
+    return found
+
+
+def draw() -> None:
+    """One panel an experiment: figure against bytes, a mark for a mean and a bar for its seeds."""
+    with TABLE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    figure, axes = pyplot().subplots(2, 2, figsize=(13, 9), layout="constrained")
+    handles = {}
+    for axis, experiment in zip(axes.flat, CONVERGENCE, strict=True):
+        of_experiment = [row for row in rows if row["experiment"] == experiment.name]
+        for (method, arms), (color, mark) in zip(METHODS.items(), _MARKS, strict=True):
+            found = points(of_experiment, arms)
+            if not found:
                 continue
-            points = [(run.mean_bytes_per_step / 1e3, run.figure) for run in runs.values()]
-            axis.plot(*zip(*points, strict=True), "o", alpha=0.8, label=arm)
+            sent = sorted(found)
+            means = [statistics.fmean(found[x][1]) for x in sent]
+            ranges = [
+                [m - min(found[x][1]) for x, m in zip(sent, means, strict=True)],
+                [max(found[x][1]) - m for x, m in zip(sent, means, strict=True)],
+            ]
+            handles[method] = axis.errorbar(
+                sent, means, ranges, color=color, marker=mark, linestyle=":", capsize=3, mfc="none"
+            )
+            for x, mean in zip(sent, means, strict=True):
+                axis.annotate(
+                    found[x][0], (x, mean), (7, 3), textcoords="offset points", color=color
+                )
         axis.set_xscale("log")
         axis.set_xlabel("KB a learner sends in a step, mean over all steps")
         axis.set_ylabel(f"{experiment.figure.replace('_', ' ')}, %")
         axis.set_title(experiment.title, fontsize=9)
+        axis.margins(x=0.12)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7, framealpha=0.5)  # it may lie over points
-    for axis in axes.flat[len(tables) :]:
-        axis.set_axis_off()
+    legend_beside(figure, handles)
     save(figure, "recipe.png")
 
 
@@ -149,8 +190,12 @@ def main():
         action="store_true",
         help="the tables of the runs that are done: make and write nothing",
     )
+    parser.add_argument("--draw", action="store_true", help="the picture, of the table in docs")
     parser.add_argument("--only", choices=[e.name for e in EXPERIMENTS], help="one experiment")
     args = parser.parse_args()
+    if args.draw:
+        draw()
+        return
     chosen = [e for e in EXPERIMENTS if args.only in (None, e.name)]
     tables = {e: found for e in chosen if (found := outcomes(e, args.done))}
     if not tables:
@@ -159,7 +204,7 @@ def main():
         print_table(experiment, found)
     if args.only is None and not args.done:
         write(tables)
-        draw({e: found for e, found in tables.items() if e in CONVERGENCE})
+        draw()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -53,9 +53,15 @@ def late_mean(folder: pathlib.Path, name: str) -> float:
     return sum(values[len(values) // 2 :]) / len(values[len(values) // 2 :])
 
 
+def legend_beside(figure, handles: Mapping[str, object]) -> None:
+    """One legend for all panels, {label: what was drawn}, above them."""
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles))
+
+
 def save(figure, name: str) -> None:
     """Writes a picture of the docs."""
     PICTURES.mkdir(exist_ok=True)
-    figure.tight_layout()
+    if figure.get_layout_engine() is None:
+        figure.tight_layout()
     figure.savefig(PICTURES / name, dpi=80)
     print(f"{(PICTURES / name).relative_to(ROOT)}")

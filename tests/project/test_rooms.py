@@ -26,6 +26,7 @@ GROUND_UP = (
     "cross_device_ops",
     "optimizer",
     "optimizer_by_name",
+    "recipes",
     "extended",
     "strategy",
     "callbacks",

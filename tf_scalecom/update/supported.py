@@ -1,7 +1,16 @@
 """What `ScaleComOptimizer` works with; the rest is refused by name."""
 
+from collections.abc import Mapping
+
 import keras
 import tensorflow as tf
+
+
+def as_optimizer(optimizer):
+    """The optimizer of a name or a Keras config, as `compile` takes them; others as they are."""
+    if isinstance(optimizer, (str, Mapping)):
+        return keras.optimizers.get(optimizer)
+    return optimizer
 
 
 def check_inner(optimizer) -> None:
