@@ -31,7 +31,7 @@ def scalecom_step(
 
     Args:
         residuals, gradients: float32 [replicas, elements].
-        leader: which replica selects.
+        leader: which replica selects; or a function of residuals + gradients, what is ranked.
         wire: dtype of the values on the wire.
 
     Returns:
@@ -41,7 +41,8 @@ def scalecom_step(
     gradients = np.asarray(gradients, np.float32)
     beta = np.float32(beta)
     compensated = residuals + gradients
-    indices = chunk_indices(compensated[leader], chunk_size, chunk_keep, ratio)
+    ranked = leader(compensated) if callable(leader) else compensated[leader]
+    indices = chunk_indices(ranked, chunk_size, chunk_keep, ratio)
     sent = compensated[:, indices].astype(wire).astype(np.float32)
 
     reduced = np.zeros(compensated.shape[1], np.float32)
@@ -53,3 +54,10 @@ def scalecom_step(
     on_set = unsent if beta == 1 else (1 - beta) * residuals[:, indices] + beta * unsent
     next_residuals[:, indices] = on_set
     return reduced, next_residuals, indices
+
+
+def led_by_all(compensated, step, chunk_size):
+    """What is ranked where every replica leads a share: chunk c of replica (step + c) mod n."""
+    elements = np.arange(compensated.shape[1])
+    leaders = (step + elements // chunk_size) % len(compensated)
+    return compensated[leaders, elements]

@@ -255,13 +255,23 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
             for tensor in tf.nest.flatten((args, kwargs), expand_composites=True)
             if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
         ]
+
+        @tf.autograph.experimental.do_not_convert  # which `fn` has been
+        def after_batch(*args, **kwargs):
+            # Each of several replicas has a thread, which knows nothing of what ours waits for.
+            with tf.control_dependencies(batch):
+                return fn(*args, **kwargs)
+
         # An update makes such calls inside of one.
         outermost, self._in_step = not self._in_step, True
         try:
             if outermost and self._num_replicas_in_sync > 1:
                 self._empty = empty_batches.find_empty((args, kwargs), len(self.worker_devices))
+            # A `tf.function` waits as a whole, and has to be one for TensorFlow to see.
+            if isinstance(fn, tf.types.experimental.GenericFunction):
+                after_batch = fn
             with tf.control_dependencies(batch):
-                result = super()._call_for_each_replica(fn, args, kwargs)
+                result = super()._call_for_each_replica(after_batch, args, kwargs)
         finally:
             if outermost:
                 self._in_step, self._empty, self._shares = False, None, None

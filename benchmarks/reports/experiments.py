@@ -217,7 +217,10 @@ TRANSLATION = Experiment(
         Arm("recipe, rate 0.005, 100x", ADAM_RECIPE | {"learning_rate": 5e-3}),
         Arm("recipe, beta_2 0.9999, 100x", ADAM_RECIPE | {"adam_beta_2": 0.9999}),
         Arm("recipe, beta_1 0.5, 100x", ADAM_RECIPE | {"adam_beta_1": 0.5}),
-        Arm("recipe, oracle selection, 100x", ADAM_RECIPE | {"method": "mean_top_k"}),
+        Arm(
+            "recipe, oracle of exact selection, 100x",
+            ADAM_RECIPE | {"method": "mean_top_k", "selection": "exact"},
+        ),
         Arm("recipe with a ramp of 400 steps, 100x", ADAM_RECIPE | ramp(400)),
         Arm("recipe without warm-up, 100x", ADAM_RECIPE | dense_warmup(0)),
         Arm("recipe with dense warm-up of 80, 100x", ADAM_RECIPE | dense_warmup(80)),
@@ -288,6 +291,68 @@ SPEECH = Experiment(
     ),
 )
 
+
+def who_chooses(recipe: dict, learners: int, batch_size: int) -> tuple[Arm, ...]:
+    """The recipe with other choices of what is sent; the global batch is always the same."""
+    batches = {n: learners * batch_size // n for n in (1, 2, 4)}
+    return (
+        *(
+            Arm(f"recipe, {n} x {batch}", recipe | {"learners": n, "batch_size": batch}, THREE)
+            for n, batch in batches.items()
+        ),
+        Arm("recipe, every learner leads a share", recipe | {"method": "shares_top_k"}, THREE),
+        Arm("recipe, oracle", recipe | {"method": "mean_top_k"}, THREE),
+        Arm(
+            "recipe, oracle of exact selection",
+            recipe | {"method": "mean_top_k", "selection": "exact"},
+        ),
+    )
+
+
+def late(dense: dict, mean: str) -> tuple[Arm, ...]:
+    """Dense training whose gradients come late, at two rates; `mean` says what momentum it has."""
+    rate = dense["learning_rate"]
+    return tuple(
+        Arm(f"dense, {mean}, rate {r:g}{words}", dense | {"learning_rate": r} | options)
+        for r in (rate, rate / 4)
+        for words, options in {"": {}, ", 4 steps late": {"delay": 4}}.items()
+    )
+
+
+CAUSE_IMAGE = dataclasses.replace(
+    IMAGE_4,
+    name="cause-image",
+    title="As image-4: who chooses, and gradients that come late",
+    arms=(
+        Arm("dense", DENSE | dense_warmup(150), THREE),
+        *who_chooses(RECIPE, 4, 32),
+        *late(DENSE | dense_warmup(150), "momentum 0.9"),
+        *late(RECIPE | dense_warmup(150) | {"method": "dense"}, "no momentum"),
+    ),
+)
+CAUSE_TRANSLATION = dataclasses.replace(
+    TRANSLATION,
+    name="cause-translation",
+    title="As translation: who chooses, and gradients that come late",
+    arms=(
+        Arm("dense", DENSE_ADAM, THREE),
+        *who_chooses(ADAM_RECIPE, 4, 8),
+        *late(DENSE_ADAM, "beta_1 0.9"),
+        *late(DENSE_ADAM | {"adam_beta_1": 0.0, "adam_beta_2": 0.999}, "beta_1 0"),
+    ),
+)
+CAUSE_SPEECH = dataclasses.replace(
+    SPEECH,
+    name="cause-speech",
+    title="As speech: who chooses, and gradients that come late",
+    arms=(
+        Arm("dense", DENSE | dense_warmup(60), THREE),
+        *who_chooses(RECIPE, 4, 8),
+        *late(DENSE | dense_warmup(60), "momentum 0.9"),
+        *late(RECIPE | dense_warmup(60) | {"method": "dense"}, "no momentum"),
+    ),
+)
+
 # The arms of which a curve is drawn, with its colour in all pictures. "auto" may be 400x.
 CURVES = {
     "dense": "black",
@@ -309,5 +374,15 @@ METHODS = {
         "PowerSGD rank 4",
     ),
 }
-EXPERIMENTS = (SCREENING, IMAGE_4, IMAGE_64, TRANSLATION, LONG_TRANSLATION, SPEECH)
+EXPERIMENTS = (
+    SCREENING,
+    IMAGE_4,
+    IMAGE_64,
+    TRANSLATION,
+    LONG_TRANSLATION,
+    SPEECH,
+    CAUSE_TRANSLATION,
+    CAUSE_SPEECH,
+    CAUSE_IMAGE,
+)
 CONVERGENCE = (IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)

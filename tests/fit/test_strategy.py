@@ -165,6 +165,41 @@ def test_a_collective_without_data_does_not_leave_workers_out_of_step(cluster):
     assert cluster(2).run(sum_to_the_end_of_data, timeout=90) == [30 * (9 + 13)] * 2
 
 
+def count_steps(strategy):
+    """How often a layer has counted, which needs no batch, in two epochs of three steps."""
+
+    class Counter(keras.layers.Layer):
+        def build(self, _):
+            self.steps = self.add_weight(initializer="zeros", dtype="int32", trainable=False)
+
+        def call(self, x):
+            self.steps.assign_add(1)
+            return x
+
+    def batches():
+        yield from [np.ones((2, 5), np.float32)] * 3 * len(strategy.extended.worker_devices)
+        time.sleep(0.3)  # the next step waits for its batch, which does not come
+
+    spec = tf.TensorSpec((2, 5), tf.float32)
+    own = strategy.distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.from_generator(batches, output_signature=spec).map(
+            lambda x: (x, x)
+        )
+    )
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5,)), Counter(), keras.layers.Dense(5)])
+        model.compile("sgd", "mse")
+    model.fit(own, epochs=2, verbose=0)
+    counts = strategy.experimental_local_results(model.layers[0].steps.value)
+    return [int(count) for count in counts]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_without_a_batch_counts_nowhere(cluster, replicas):
+    counts = cluster(2, logical_cpus=replicas).run(count_steps, timeout=90)
+    assert counts == [[6] * replicas] * 2
+
+
 def normalise_uneven_data(strategy, synchronized):
     index = strategy.extended._id_in_cluster
     x, y = data(seed=index, samples=[12, 22][index])

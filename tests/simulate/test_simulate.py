@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import scalecom_step
+from reference import led_by_all, scalecom_step
 from simulated_task import LinearClasses
 
 import tf_scalecom as sc
@@ -52,9 +52,19 @@ def replayed(recorded, config):
     return reduced, simulation, schedule
 
 
+def leader_of(method, step, chunk_size):
+    """What the specification takes for a leader."""
+    if method == "mean_top_k":
+        return lambda compensated: compensated.sum(axis=0)
+    if method == "shares_top_k":
+        return lambda compensated: led_by_all(compensated, step, chunk_size)
+    return step % 4
+
+
 @pytest.mark.parametrize("changes", [{}, {"beta": 0.3, "chunk_keep": 4}], ids=["plain", "filtered"])
-def test_four_learners_agree_with_the_specification_for_20_steps(changes):
-    config = dataclasses.replace(SMALL, **changes)
+@pytest.mark.parametrize("method", ["clt_k", "mean_top_k", "shares_top_k"])
+def test_four_learners_agree_with_the_specification_for_20_steps(method, changes):
+    config = dataclasses.replace(SMALL, method=method, **changes)
     recorded = recorded_gradients()
     reduced, _, schedule = replayed(recorded, config)
     layout = schedule.final
@@ -65,7 +75,7 @@ def test_four_learners_agree_with_the_specification_for_20_steps(changes):
         expected, residuals, indices = scalecom_step(
             residuals,
             np.stack([own[position].ravel() for own in gradients]),
-            step % 4,
+            leader_of(method, step, tensor.chunk_size),
             config.beta,
             tensor.chunk_size,
             tensor.chunk_keep,
@@ -134,7 +144,7 @@ def test_what_is_not_sent_is_kept(method):
 
 
 def test_the_oracle_selects_the_largest_of_the_sum():
-    config = dataclasses.replace(SMALL, method="mean_top_k")
+    config = dataclasses.replace(SMALL, method="mean_top_k", selection="exact")
     recorded = recorded_gradients()[:1]
     reduced, _, schedule = replayed(recorded, config)
     (position,) = schedule.final.compressed
@@ -212,6 +222,15 @@ def test_momentum_of_the_learners_is_that_of_the_optimizer_when_all_is_sent():
     without = dataclasses.replace(before, momentum=0.0)
     np.testing.assert_allclose(weights_after(before), weights_after(after), rtol=0, atol=1e-5)
     assert np.abs(weights_after(before) - weights_after(without)).max() > 1e-2
+
+
+def test_gradients_that_come_late_are_those_of_the_weights_of_then():
+    config = dataclasses.replace(SMALL, method="dense", lr_warmup=0, decay="constant")
+    late = dataclasses.replace(config, delay=2, steps=3)
+    on_time = dataclasses.replace(config, steps=1)
+    np.testing.assert_array_equal(weights_after(late), weights_after(on_time))
+    waiting = dataclasses.replace(late, steps=2)
+    assert np.abs(weights_after(on_time) - weights_after(waiting)).max() > 1e-3
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -293,8 +312,10 @@ def test_bytes_follow_the_stated_formulas(learners):
     assert sent("dense") == pytest.approx(4 * (large + small) * ring)
     values = (4 * kept + flag + 4 * small) * ring
     assert sent("clt_k") == pytest.approx(values + kept * ring / 2)
+    assert sent("mean_top_k") == sent("shares_top_k") == sent("clt_k")
     # An exact selection's offsets take two bytes each.
-    assert sent("mean_top_k") == pytest.approx(values + 2 * kept * ring / 2)
+    exact = sent("mean_top_k", selection="exact")
+    assert exact == pytest.approx(values + 2 * kept * ring / 2)
     assert sent("random_k") == pytest.approx(values)
     assert sent("local_top_k") == pytest.approx((learners - 1) * 5 * kept + 4 * small * ring)
     assert sent("power_sgd", rank=3) == pytest.approx(4 * (3 * (40 + 60) + small) * ring)
@@ -401,7 +422,7 @@ def test_schedules():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_restored_simulation_goes_on_alike(method, tmp_path):
-    config = dataclasses.replace(SMALL, method=method, beta=0.5, momentum=0.5)
+    config = dataclasses.replace(SMALL, method=method, beta=0.5, momentum=0.5, delay=3)
     if method in ("clt_k", "local_top_k"):
         config = dataclasses.replace(config, momentum_placement="before")
     straight = Simulation(LinearClasses(), config)

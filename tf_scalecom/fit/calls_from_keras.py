@@ -102,16 +102,21 @@ class _Counts:
 
     def __init__(self, strategy, rows):
         self._strategy, self._rows = strategy, rows
-        self.extended = strategy.extended
+        self.extended = self
+
+    def _in_multi_worker_mode(self):
+        return True  # one worker's own count is a sum, too
 
     def reduce(self, reduce_op, replicas, axis):
-        count = self.extended.step_count
-        total = self._strategy.reduce(reduce_op, count.packed(replicas, self._rows), axis)
+        count = self._strategy.extended.step_count
+        total = count.packed(replicas, self._rows)
+        if len(self._strategy.extended.workers.names) > 1:
+            total = self._strategy.reduce(reduce_op, total, axis)
         return count.unpacked(total)
 
 
 def _count_data(count, strategy, input_workers, optional_list):
-    if _has_workers(strategy) and len(strategy.extended.workers.names) > 1:
+    if _has_workers(strategy) and strategy.num_replicas_in_sync > 1:
         strategy = _Counts(strategy, count_rows_of_optionals(itertools.chain(*optional_list)))
     return count(strategy, input_workers, optional_list)
 

@@ -80,13 +80,9 @@ def _make_function(make, model, step):
     if not _is_shared(strategy):
         return make(model, step)
     count = strategy.extended.step_count
-    # Where several replicas of a process read the count, a training is not always the same to the
-    # bit, for a reason that is not known: there all replicas count alike.
-    counts = len(strategy.extended.worker_devices) == 1
 
     def shared_step(data):
-        rows_of_all = count.read_rows() if counts else tf.constant(0, tf.int64)
-        share = Share(model, data, rows_of_all, strategy.num_replicas_in_sync)
+        share = Share(model, data, count.read_rows(), strategy.num_replicas_in_sync)
         strategy.extended.set_share_here(share)
         if not strategy.extended.is_first_replica_here():  # whose logs have the same names
             return step_logs.join(step(data), share)

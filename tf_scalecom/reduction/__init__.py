@@ -20,7 +20,10 @@ METHODS = {
     "dense": _Registered("plain all-reduce", "dense", "Dense"),
     "clt_k": _Registered("ScaleCom: the leader's selection for all", "clt_k", "CltK"),
     "mean_top_k": _Registered(
-        "oracle: exact top-k of the sum over all learners", "chosen_for_all", "MeanTopK"
+        "oracle: the selection of the sum over all learners", "chosen_for_all", "MeanTopK"
+    ),
+    "shares_top_k": _Registered(
+        "every learner leads a share of the chunks", "chosen_for_all", "SharesTopK"
     ),
     "local_top_k": _Registered(
         "each learner its own selection; the union grows", "local_top_k", "LocalTopK"

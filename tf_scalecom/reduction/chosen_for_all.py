@@ -6,8 +6,9 @@ import tensorflow as tf
 
 from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 from tf_scalecom.reduction import MethodOptions
-from tf_scalecom.reduction.clt_k import CltK
+from tf_scalecom.reduction.clt_k import Bucket, CltK
 from tf_scalecom.wire.config import CompressionConfig
+from tf_scalecom.wire.layout import TensorLayout
 from tf_scalecom.wire.report import bytes_ratio, ring_factor
 
 
@@ -17,6 +18,10 @@ class _ChosenForAll(CltK):
     def __init__(self, config: CompressionConfig):
         super().__init__(config)
         self._zeros: dict[tuple[int, ...], tf.Variable] = {}  # by shape
+
+    def _ranked_by_sum(self, tensors, bucket, communicator):
+        sums = communicator.all_reduce(tensors)
+        return [self._without_residual(own, bucket.layout) for own in sums]
 
     def _without_residual(self, tensors, layout):
         return tensors, [self._zero(layout.tensors[i].shape) for i in layout.compressed]
@@ -31,21 +36,43 @@ class _ChosenForAll(CltK):
 class MeanTopK(_ChosenForAll):
     """The oracle: it knows the sum of all replicas' compensated gradients beforehand.
 
-    It selects exactly. Its bytes are those of CLT-k, at which no real method could have that
-    knowledge.
+    Its bytes are those of CLT-k, at which no real method could have that knowledge.
     """
 
     @classmethod
     def from_options(cls, options: MethodOptions):
-        return cls(dataclasses.replace(options.compression, selection="exact"))
+        return cls(options.compression)
 
     def _ranked(self, bucket, step, communicator):
-        compensated = [
-            [tf.cast(g, tf.float32) + m for g, m in zip(gradients, residuals, strict=True)]
-            for gradients, residuals in zip(bucket.gradients, bucket.residuals, strict=True)
-        ]
-        sums = communicator.all_reduce(compensated)
-        return [self._without_residual(tensors, bucket.layout) for tensors in sums]
+        return self._ranked_by_sum(_compensated(bucket), bucket, communicator)
+
+
+class SharesTopK(_ChosenForAll):
+    """Every replica leads a share of the chunks: in step t chunk c is led by (t + c) mod n.
+
+    Its bytes are those of CLT-k: each replica's share of the offsets goes to all others. Here
+    they come from a sum of what each leads, as where else they come from matters to nobody.
+    """
+
+    bounded = False  # the bound is about one leader's choice
+
+    @classmethod
+    def from_options(cls, options: MethodOptions):
+        return cls(options.compression)
+
+    def _ranked(self, bucket, step, communicator):
+        tensors = [bucket.layout.tensors[i] for i in bucket.layout.compressed]
+        n = communicator.num_replicas
+        led = []
+        for replica, own in zip(communicator.replica_ids, _compensated(bucket), strict=True):
+            first = tf.cast((tf.cast(replica, step.dtype) - step) % n, tf.int32)
+            led.append(
+                [
+                    tf.where(_chunks(tensor) % n == first, value, tf.zeros_like(value))
+                    for tensor, value in zip(tensors, own, strict=True)
+                ]
+            )
+        return self._ranked_by_sum(led, bucket, communicator)
 
 
 class RandomK(_ChosenForAll):
@@ -84,3 +111,16 @@ class RandomK(_ChosenForAll):
         return dataclasses.replace(
             report, rows=tuple(rows), bytes_sent=report.bytes_sent - 4 * words * offsets
         )
+
+
+def _compensated(bucket: Bucket) -> list[list[tf.Tensor]]:
+    """[replica][compressed variable], gradient + residual."""
+    return [
+        [tf.cast(g, tf.float32) + m for g, m in zip(gradients, residuals, strict=True)]
+        for gradients, residuals in zip(bucket.gradients, bucket.residuals, strict=True)
+    ]
+
+
+def _chunks(tensor: TensorLayout) -> tf.Tensor:
+    """The number of each element's chunk, in the tensor's shape."""
+    return tf.reshape(tf.range(tensor.elements) // tensor.chunk_size, tensor.shape)

@@ -59,9 +59,7 @@ class SimulationConfig:
     global_clipnorm: float | None = _option(None, "largest norm of all gradients together")
     clipvalue: float | None = _option(None, "largest magnitude of an element of a gradient")
     compression_ratio: float | str = _option(100, 'elements / kept elements, or "auto"')
-    selection: str = _option(
-        "chunk", "selection of clt_k, local_top_k, random_k", tuple(SELECTIONS)
-    )
+    selection: str = _option("chunk", "selection of the methods that select", tuple(SELECTIONS))
     chunk_keep: int = _option(1, "elements kept per chunk")
     beta: float = _option(1.0, "low-pass filter of the residual; 1 is plain error feedback")
     final_beta: float | None = _option(None, "beta at the end, approached linearly after warm-up")
@@ -73,6 +71,7 @@ class SimulationConfig:
         WARMUPS,
     )
     rank: int = _option(1, "rank of power_sgd")
+    delay: int = _option(0, "steps by which each sum of gradients comes late at the optimizer")
     record_every: int = _option(50, "steps between rows of records.csv")
     evaluate_every: int = _option(500, "steps between evaluations")
 
@@ -86,6 +85,7 @@ class SimulationConfig:
         for name in ("batch_size", "steps", "rank", "record_every", "evaluate_every"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         self._check("learners", 1 <= self.learners <= MAX_LEARNERS, f"1 to {MAX_LEARNERS}")
+        self._check("delay", self.delay >= 0, "an integer >= 0")
         self._check("seed", 0 <= self.seed < 2**32, "an integer from 0 to 2**32 - 1")
         self._check("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0")
         self._check("lr_warmup", 0 <= self.lr_warmup < 1, "a share in [0, 1)")

@@ -88,6 +88,10 @@ class Simulation:
                 [tf.Variable(tf.zeros(shape)) for shape in shapes]
                 for _ in range(1 if is_dense else config.learners)
             ]
+        # [step mod delay][variable]
+        self._late = [
+            [tf.Variable(tf.zeros(v.shape)) for v in self._weights] for _ in range(config.delay)
+        ]
         self._order = DataOrder(task.train_size, config.learners, config.batch_size, config.seed)
         self._gradients = LearnerGradients(task, self.model, config.learners, summed=is_dense)
         self._selection_quality = None
@@ -133,7 +137,7 @@ class Simulation:
             measured |= self._measure_after(measured.pop("compensated", None), reduced, plan)
         rate = schedules.learning_rate(self.config, self.step)
         self._optimizer.learning_rate = rate
-        self._apply(reduced.gradients)
+        self._update_with(reduced.gradients)
         sent = self.bytes_sent(plan)
         self.bytes_total += sent
         self.step += 1
@@ -144,6 +148,17 @@ class Simulation:
             "bytes_sent": sent,
             "bytes_total": self.bytes_total,
         }
+
+    def _update_with(self, gradients):
+        """Hands gradients, or those of `delay` steps ago, to the optimizer."""
+        if not self._late:
+            self._apply(gradients)
+            return
+        late = self._late[self.step % len(self._late)]
+        if self.step >= len(self._late):
+            self._apply([variable.value() for variable in late])
+        for variable, gradient in zip(late, gradients, strict=True):
+            variable.assign(gradient)
 
     def _diverged(self, what, received) -> Diverged:
         return Diverged(
@@ -157,6 +172,8 @@ class Simulation:
         named |= {f"optimizer/{i}": v.value for i, v in enumerate(self._optimizer.variables)}
         for learner, velocities in enumerate(self._velocities):
             named |= {f"velocity/{learner}/{i}": v for i, v in enumerate(velocities)}
+        for place, gradients in enumerate(self._late):
+            named |= {f"late/{place}/{i}": v for i, v in enumerate(gradients)}
         for learner, own in enumerate(self._state):
             for place, variable in enumerate(own):
                 if variable.per_replica or learner == 0:
