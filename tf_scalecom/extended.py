@@ -291,17 +291,17 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         # Where `ReplicaContext.all_reduce` leads, and with it the gradients of Keras's optimizers.
         if self._empty is not None and reduce_op == tf.distribute.ReduceOp.SUM:
-            value_destination_pairs = [
-                (self._without_empty(value), destination)
-                for value, destination in value_destination_pairs
-            ]
+            values, destinations = zip(*value_destination_pairs, strict=True)
+            value_destination_pairs = list(
+                zip(self._without_empty(values), destinations, strict=True)
+            )
         with gradient_sets.reducing(self, len(value_destination_pairs)):
             return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
-    def _without_empty(self, value):
-        local = self._container_strategy().experimental_local_results(value)
-        kept = self.leave_out_empty([[v] for v in local])
-        return regroup([v for (v,) in kept])
+    def _without_empty(self, values):
+        local = map(self._container_strategy().experimental_local_results, values)
+        kept = self.leave_out_empty(list(zip(*local, strict=True)))
+        return [regroup(parts) for parts in zip(*kept, strict=True)]
 
     def _create_variable(self, next_creator, **kwargs):
         sent = self._values_sent
@@ -361,8 +361,8 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
         if self._empty is None:
             return per_replica
         return [
-            [empty_batches.leave_out(value, empty) for value in replica_values]
-            for replica_values, empty in zip(per_replica, self._empty, strict=True)
+            empty_batches.leave_out(own, empty)
+            for own, empty in zip(per_replica, self._empty, strict=True)
         ]
 
     def _refuse_xla(self):

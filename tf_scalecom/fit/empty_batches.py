@@ -7,9 +7,15 @@ gradients. So what is not finite is left out if it comes from a replica whose ba
 from data stays NaN.
 """
 
+import collections
+
 import tensorflow as tf
 
 from tf_scalecom.compat.tensorflow_distribute import select_replica
+
+# Tensors of so many elements are looked at on empty replicas alone: all of them in one condition,
+# each of which takes long to trace, but each as soon as it is there. Smaller ones are on all.
+_LARGE = 1 << 12
 
 
 def find_empty(arguments, num_replicas):
@@ -41,29 +47,48 @@ def _has_no_rows(arguments):
     return tf.reduce_all([tf.equal(count, 0) for count in counts]) if counts else None
 
 
-def leave_out(value, empty):
-    """Replaces by zero what is not finite in a tensor, or in slices, of an empty replica.
+def leave_out(values, empty):
+    """Replaces by zero what is not finite in tensors, or in slices, of an empty replica.
 
     Args:
-        value: tensor or `tf.IndexedSlices`.
+        values: list of tensors or `tf.IndexedSlices`, of one replica.
         empty: bool scalar, whether its replica has an empty batch.
+
+    Returns:
+        The same list.
     """
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(leave_out(value.values, empty), value.indices, value.dense_shape)
-    value = tf.convert_to_tensor(value)
-    if not value.dtype.is_floating:
-        return value
-    # On the value's own device: TensorFlow packs a reduction by devices.
-    with tf.device(value.device):
-        return finite_if(empty, lambda: tf.zeros_like(value), value)
+    tensors = [
+        v.values if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values
+    ]
+    kept, large = list(tensors), collections.defaultdict(list)
+    for place, tensor in enumerate(tensors):
+        # On the tensor's own device: TensorFlow packs a reduction by devices.
+        if not tensor.dtype.is_floating:
+            continue
+        if tensor.shape.num_elements() in range(_LARGE):
+            with tf.device(tensor.device):
+                kept[place] = finite_or(tf.zeros_like(tensor), tensor, where=empty)
+        else:
+            large[tensor.device].append(place)
+    for device, places in large.items():
+        of_device = [tensors[place] for place in places]
+        with tf.device(device):
+            cleaned = tf.cond(
+                empty,
+                lambda of_device=of_device: [finite_or(tf.zeros_like(t), t) for t in of_device],
+                lambda of_device=of_device: of_device,
+            )
+        for place, tensor in zip(places, tf.nest.flatten(cleaned), strict=True):
+            kept[place] = tensor
+    return [
+        tf.IndexedSlices(tensor, v.indices, v.dense_shape)
+        if isinstance(v, tf.IndexedSlices)
+        else tensor
+        for tensor, v in zip(kept, values, strict=True)
+    ]
 
 
-def finite_if(empty, otherwise, value):
-    """`value`; but of a replica with an empty batch `otherwise()` where it is not finite."""
-    # A cond, so that the replicas that have data do not pay for those that have none.
-    return tf.cond(empty, lambda: finite_or(otherwise(), value), lambda: value)
-
-
-def finite_or(otherwise, value):
-    """`value` where it is finite, elsewhere `otherwise`."""
-    return tf.where(tf.math.is_finite(value), value, otherwise)
+def finite_or(otherwise, value, where=True):
+    """`value` where it is finite, elsewhere `otherwise`; if not `where`, `value` as it is."""
+    replaced = tf.logical_and(where, tf.logical_not(tf.math.is_finite(value)))
+    return tf.where(replaced, otherwise, value)

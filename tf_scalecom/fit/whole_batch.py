@@ -26,20 +26,37 @@ def gather(structure, share: Share):
     context = tf.distribute.get_replica_context()
     rows = context.all_gather(share.rows[tf.newaxis], axis=0)
     first = tf.reduce_sum(rows[: context.replica_id_in_sync_group])
+    leaves = keras.tree.flatten(structure)
+    by_dtype: dict[tf.DType, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if leaf is not None:
+            by_dtype.setdefault(tf.convert_to_tensor(leaf).dtype, []).append(place)
+    for places in by_dtype.values():  # together, as each exchange takes its time
+        of_dtype = [leaves[place] for place in places]
+        flat = [
+            tf.reshape(leaf, [tf.cast(share.rows, tf.int32), _row_size(leaf)]) for leaf in of_dtype
+        ]
+        every = context.all_gather(tf.concat(flat, axis=1), axis=0)
+        parts = tf.split(every, [_row_size(leaf) for leaf in of_dtype], axis=1)
+        for place, leaf, part in zip(places, of_dtype, parts, strict=True):
+            shaped = tf.reshape(part, tf.concat([[-1], tf.shape(leaf)[1:]], axis=0))
+            shaped = tf.ensure_shape(shaped, [None, *leaf.shape[1:]])
+            leaves[place] = _with_own_gradient(leaf, shaped, first, share)
+    return keras.tree.pack_sequence_as(structure, leaves)
 
-    def gather_one(own):
-        if own is None:
-            return None
-        own = tf.identity(own)  # on this replica's device, as TensorFlow asks where to gather
-        every = context.all_gather(own, axis=0)
 
-        @tf.custom_gradient
-        def with_own_gradient(_):
-            return every, lambda gradient: gradient[first : first + share.rows]
+def _row_size(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_prod(tf.shape(tensor)[1:])
 
-        return with_own_gradient(own)
 
-    return keras.tree.map_structure(gather_one, structure)
+def _with_own_gradient(own, every, first, share):
+    """The rows of all; their gradients are this replica's own, from row `first` on."""
+
+    @tf.custom_gradient
+    def whole(_):
+        return every, lambda gradient: gradient[first : first + share.rows]
+
+    return whole(own)
 
 
 def say(loss: keras.losses.Loss, predictions) -> None:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tf_scalecom.compat.keras_objects import in_training_call
 from tf_scalecom.compat.tensorflow_runtime import graph_of_step
-from tf_scalecom.fit.empty_batches import finite_if, finite_or
+from tf_scalecom.fit.empty_batches import finite_or
 
 _ATTRIBUTE = "_tf_scalecom_assigned"
 
@@ -57,7 +57,7 @@ def before_assignment(variable, value: tf.Tensor) -> tf.Tensor:
     is_empty_here = getattr(tf.distribute.get_strategy().extended, "is_empty_here", None)
     empty = is_empty_here() if is_empty_here else None
     if empty is not None:
-        value = finite_if(empty, lambda: before, value)
+        value = finite_or(before, value, where=empty)
     inside = graph is not step_graph and (step_graph is not None or in_training_call())
     return finite_or(before, value) if inside and not tf.executing_eagerly() else value
 
