@@ -258,7 +258,7 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
 
         @tf.autograph.experimental.do_not_convert  # which `fn` has been
         def after_batch(*args, **kwargs):
-            # Each of several replicas has a thread, which knows nothing of what ours waits for.
+            # A replica has a thread of its own, which knows nothing of what this one waits for.
             with tf.control_dependencies(batch):
                 return fn(*args, **kwargs)
 
@@ -267,11 +267,12 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
         try:
             if outermost and self._num_replicas_in_sync > 1:
                 self._empty = empty_batches.find_empty((args, kwargs), len(self.worker_devices))
-            # A `tf.function` waits as a whole, and has to be one for TensorFlow to see.
-            if isinstance(fn, tf.types.experimental.GenericFunction):
-                after_batch = fn
+            # A `tf.function` waits as a whole, and is to be seen by TensorFlow as one.
+            is_function = isinstance(fn, tf.types.experimental.GenericFunction)
             with tf.control_dependencies(batch):
-                result = super()._call_for_each_replica(after_batch, args, kwargs)
+                result = super()._call_for_each_replica(
+                    fn if is_function else after_batch, args, kwargs
+                )
         finally:
             if outermost:
                 self._in_step, self._empty, self._shares = False, None, None
