@@ -8,10 +8,9 @@
         first, second = cluster(2).run(losses, steps=3, timeout=90)
         assert first == second
 
-Starting TensorFlow on every worker costs 5 to 20 s, a call on a running cluster milliseconds.
+Starting TensorFlow on every worker costs seconds, a call on a running cluster milliseconds.
 """
 
-import os
 import pickle
 import signal
 import socket
@@ -21,6 +20,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+
+from worker_template import CopiedCluster, WorkerTemplate
 
 from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker, says_port_taken
 from tf_scalecom.launch.worker_output import last_lines
@@ -43,6 +44,8 @@ WORKER_ENV = {
     "TF_NUM_INTEROP_THREADS": "2",
     "OMP_NUM_THREADS": "1",
 }
+
+_TEMPLATE = WorkerTemplate(WORKER_ENV)
 
 
 def package_strategy():
@@ -129,13 +132,8 @@ class WorkerCluster:
         pairs = [socket.socketpair() for _ in range(self.num_workers)]
         theirs = [pair[1] for pair in pairs]
         self._controls = [_connection(pair[0]) for pair in pairs]
-        main = str(Path(__file__).with_name("worker_main.py"))
-        self._processes = LocalCluster(
-            [[sys.executable, main, str(end.fileno())] for end in theirs],
-            log_dir=self._log_dir,
-            # What this process can import the workers can, the tests' own modules above all.
-            env={**WORKER_ENV, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            pass_fds=[[end.fileno()] for end in theirs],
+        self._processes = CopiedCluster(
+            _TEMPLATE, [end.fileno() for end in theirs], log_dir=self._log_dir
         )
         for end in theirs:
             end.close()  # so that a worker's end is seen as the end of its connection

@@ -1,10 +1,9 @@
-"""The worker side of `worker_cluster`: `python worker_main.py FD` obeys the test process at FD.
+"""The worker side of `worker_cluster`: what a copy of the template does (`worker_template.py`).
 
 The first function it gets builds the strategy. Every later one is called with that strategy and the
 arguments of the call; its value, or its traceback, goes back.
 """
 
-import contextlib
 import faulthandler
 import gc
 import pickle
@@ -18,18 +17,22 @@ from _pytest.assertion import install_importhook
 from _pytest.config import get_config, parse_warning_filter
 
 
-def main(control: Connection) -> None:
-    """Set up as told, then serve calls until the test process ends this one."""
+def prepare() -> None:
+    """Set up what all workers have alike, before anything is imported."""
     # Sent when the time of a call is up, to leave all stacks in the log before the end.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     # Until all is imported, which takes a fifth less time so.
     gc.disable()
     # Keras would import it for its plots, which takes a sixth of the time to start.
     sys.modules["matplotlib"] = None
-    logical_cpus, warning_filters = pickle.loads(control.recv_bytes())
-    # As in the test process: failed asserts show their operands, warnings are errors.
+    # As in the test process: failed asserts show their operands.
     install_importhook(get_config())
-    for warning_filter in warning_filters:
+
+
+def main(control: Connection) -> None:
+    """Set up as told, then serve calls until the test process ends this one."""
+    logical_cpus, warning_filters = pickle.loads(control.recv_bytes())
+    for warning_filter in warning_filters:  # as in the test process, warnings are errors
         warnings.filterwarnings(*parse_warning_filter(warning_filter, escape=False))
     split_cpu(logical_cpus)
     strategy = answer(control)
@@ -80,9 +83,3 @@ def reset_keras() -> None:
     keras.utils.clear_session()
     keras.config.set_dtype_policy("float32")
     keras.utils.set_random_seed(0)
-
-
-if __name__ == "__main__":
-    # An EOFError: the test process has gone.
-    with Connection(int(sys.argv[1])) as test_process, contextlib.suppress(EOFError):
-        main(test_process)

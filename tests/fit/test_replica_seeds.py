@@ -59,8 +59,13 @@ def test_each_replica_draws_its_own_from_a_state_that_all_share(cluster, kind):
         assert not np.array_equal(first, second)
     for calls in replicas:
         assert not np.array_equal(calls[0], calls[1])
-    again, _ = zip(*cluster(2).run(drawn, kind), strict=True)
-    np.testing.assert_array_equal(again, replicas)
+
+
+def test_what_is_drawn_is_repeated(cluster):
+    first, again = (cluster(2).run(drawn, "Keras's generator") for _ in range(2))
+    for (calls, state), (others, their_state) in zip(first, again, strict=True):
+        np.testing.assert_array_equal(calls, others)
+        assert state == their_state
 
 
 def test_devices_of_one_worker_are_replicas_too(cluster):

@@ -532,7 +532,7 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(
     ("optimizer", "advice"),
     [
-        ("sgd", "Pass an instance"),
+        ("no_such", "no_such"),
         (None, "Pass an instance"),
         (SGD, "Pass an instance"),
         (lambda: keras.optimizers.LossScaleOptimizer(SGD()), "other way round"),

@@ -136,10 +136,34 @@ class LocalCluster:
                 worker_env["TF_CONFIG"] = self._tf_config(index)
                 log_path = log_dir / f"worker-{index}.log"
                 fds = pass_fds[index] if pass_fds else ()
-                self.workers.append(_start(index, command, worker_env, log_path, fds))
+                self.workers.append(self._start(index, command, worker_env, log_path, fds))
         except BaseException:
             self.kill()
             raise
+
+    def _start(
+        self,
+        index: int,
+        command: Sequence[str],
+        env: dict[str, str],
+        log_path: Path,
+        fds: Sequence[int],
+    ) -> LocalWorker:
+        # -I -S: the guard needs neither the user's environment nor site-packages.
+        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        with log_path.open("ab") as log:
+            process = subprocess.Popen(
+                [*guard, *command],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Out of the terminal's foreground group, so that Ctrl-C reaches workers once,
+                # through whoever runs the cluster, and one killpg reaches a worker's children.
+                start_new_session=True,
+                pass_fds=tuple(fds),
+            )
+            return LocalWorker(index, process, log_path, log_start=log.tell())
 
     def _tf_config(self, index: int) -> str:
         task = {"type": "worker", "index": index}
@@ -171,23 +195,3 @@ class LocalCluster:
 
     def __exit__(self, *exc_info) -> None:
         self.kill()
-
-
-def _start(
-    index: int, command: Sequence[str], env: dict[str, str], log_path: Path, fds: Sequence[int]
-) -> LocalWorker:
-    # -I -S: the guard needs neither the user's environment nor site-packages.
-    guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
-    with log_path.open("ab") as log:
-        process = subprocess.Popen(
-            [*guard, *command],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            # Out of the terminal's foreground group, so that Ctrl-C reaches workers once, through
-            # whoever runs the cluster, and one killpg reaches a worker's children.
-            start_new_session=True,
-            pass_fds=tuple(fds),
-        )
-        return LocalWorker(index, process, log_path, log_start=log.tell())
