@@ -15,7 +15,6 @@ import pickle
 import signal
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from worker_template import CopiedCluster, WorkerTemplate
 
-from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker, says_port_taken
+from tf_scalecom.launch.local_cluster import LocalWorker, says_port_taken
 from tf_scalecom.launch.worker_output import last_lines
 
 START_SECONDS = 180.0
@@ -84,7 +83,7 @@ class WorkerCluster:
         self._build_strategy = build_strategy
         self._log_dir = log_dir
         self._warning_filters = list(warning_filters)
-        self._processes: LocalCluster | None = None
+        self._processes: CopiedCluster | None = None
         self._controls: list[Connection] = []
 
     def run(self, function: Callable, *args, timeout: float = 60.0, **kwargs) -> list:
@@ -132,8 +131,12 @@ class WorkerCluster:
         pairs = [socket.socketpair() for _ in range(self.num_workers)]
         theirs = [pair[1] for pair in pairs]
         self._controls = [_connection(pair[0]) for pair in pairs]
+        main = str(Path(__file__).with_name("worker_main.py"))
         self._processes = CopiedCluster(
-            _TEMPLATE, [end.fileno() for end in theirs], log_dir=self._log_dir
+            _TEMPLATE,
+            [[main]] * self.num_workers,
+            log_dir=self._log_dir,
+            pass_fds=[[end.fileno()] for end in theirs],
         )
         for end in theirs:
             end.close()  # so that a worker's end is seen as the end of its connection
@@ -267,16 +270,12 @@ class WorkerClusters:
 
 def start_scripts(
     script: Path, num_workers: int, *args: str, log_dir: Path, env: Mapping[str, str] | None = None
-) -> LocalCluster:
+) -> CopiedCluster:
     """Start `script` on new workers that may die, hang or fail as the test likes.
 
     Use it as a context manager, which ends what still runs.
     """
-    return LocalCluster(
-        [[sys.executable, str(script), *args]] * num_workers,
-        log_dir=log_dir,
-        env={**WORKER_ENV, **(env or {})},
-    )
+    return CopiedCluster(_TEMPLATE, [[str(script), *args]] * num_workers, log_dir=log_dir, env=env)
 
 
 def _connection(end: socket.socket) -> Connection:

@@ -1,9 +1,10 @@
-"""The worker side of `worker_cluster`: what a copy of the template does (`worker_template.py`).
+"""The worker side of `worker_cluster`: `worker_main.py FD` obeys the test process at FD.
 
 The first function it gets builds the strategy. Every later one is called with that strategy and the
 arguments of the call; its value, or its traceback, goes back.
 """
 
+import contextlib
 import faulthandler
 import gc
 import pickle
@@ -83,3 +84,9 @@ def reset_keras() -> None:
     keras.utils.clear_session()
     keras.config.set_dtype_policy("float32")
     keras.utils.set_random_seed(0)
+
+
+if __name__ == "__main__":
+    # An EOFError: the test process has gone.
+    with Connection(int(sys.argv[1])) as test_process, contextlib.suppress(EOFError):
+        main(test_process)

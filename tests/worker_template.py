@@ -6,25 +6,26 @@ children of the test process itself, as if that had started them. What differs f
 start by themselves: strings have the same hashes in all workers.
 """
 
-import contextlib
 import ctypes
 import gc
 import os
 import pickle
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
+
+import worker_main
 
 from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker
 
 # Of prctl (Linux).
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
-_LARGEST_MESSAGE = 1 << 16
+_LARGEST_MESSAGE, _MOST_DESCRIPTORS = 1 << 16, 4
 
 
 class WorkerTemplate:
@@ -38,19 +39,22 @@ class WorkerTemplate:
         self._env = env
         self._process: subprocess.Popen | None = None
 
-    def start(self, env: Mapping[str, str], log_path: Path, control: int) -> int:
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], log_path: Path, fds: Sequence[int]
+    ) -> int:
         """Starts a worker; returns its process id.
 
         Args:
+            command: a Python script and its arguments.
             env: its environment variables.
             log_path: file to which its output is appended.
-            control: file descriptor of its end of the connection.
+            fds: file descriptors that it inherits; their numbers follow the arguments.
         """
         if self._process is None or self._process.poll() is not None:
             self._start_template()
         # What this process can import the workers can, the tests' own modules above all.
-        message = pickle.dumps((dict(env), sys.path, str(log_path)))
-        socket.send_fds(self._requests, [message], [control])
+        message = pickle.dumps((list(command), dict(env), sys.path, str(log_path)))
+        socket.send_fds(self._requests, [message], fds)
         return int(self._requests.recv(32))
 
     def _start_template(self):
@@ -71,17 +75,18 @@ class CopiedCluster(LocalCluster):
 
     Args:
         template: of what the workers are copies.
-        controls: for each worker the file descriptor of its connection.
+        commands: one for each worker, a Python script and its arguments. The numbers of the file
+            descriptors that it inherits follow them.
     """
 
-    def __init__(self, template: WorkerTemplate, controls: Sequence[int], **arguments):
+    def __init__(self, template: WorkerTemplate, commands: Sequence[Sequence[str]], **arguments):
         self._template = template
-        super().__init__([[str(fd)] for fd in controls], **arguments)
+        super().__init__(commands, **arguments)
 
     def _start(self, index, command, env, log_path, fds):
         with log_path.open("ab") as log:
             log_start = log.tell()
-        pid = self._template.start(env, log_path, int(command[0]))
+        pid = self._template.start(command, env, log_path, fds)
         return LocalWorker(index, _Child(pid), log_path, log_start)
 
 
@@ -100,8 +105,6 @@ class _Child:
 
 def serve(requests: socket.socket, test_process: int) -> None:
     """Copy this process at each request, until the test process ends."""
-    import worker_main
-
     worker_main.prepare()
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
@@ -110,11 +113,11 @@ def serve(requests: socket.socket, test_process: int) -> None:
     import tf_scalecom.strategy  # noqa: F401
 
     gc.freeze()
+    gc.enable()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, _LARGEST_MESSAGE, 1)
+        message, fds, _, _ = socket.recv_fds(requests, _LARGEST_MESSAGE, _MOST_DESCRIPTORS)
         if not message:
             return
-        (control,) = descriptors
         reading, writing = os.pipe()
         parent = os.fork()
         if not parent:
@@ -122,15 +125,17 @@ def serve(requests: socket.socket, test_process: int) -> None:
             if worker:
                 os.write(writing, str(worker).encode())
                 os._exit(0)
-            requests.close()
-            os.close(writing)
-            _become(test_process, *pickle.loads(message))
-            with Connection(control) as connection, contextlib.suppress(EOFError):
-                worker_main.main(connection)
-            os._exit(0)
+            for descriptor in requests.detach(), reading, writing:
+                os.close(descriptor)
+            command, *rest = pickle.loads(message)
+            _become(test_process, *rest)
+            sys.argv = [*command, *map(str, fds)]
+            sys.path.insert(0, str(Path(command[0]).parent))
+            runpy.run_path(command[0], run_name="__main__")
+            return
         os.waitpid(parent, 0)
         requests.send(os.read(reading, 32))
-        for descriptor in reading, writing, control:
+        for descriptor in reading, writing, *fds:
             os.close(descriptor)
 
 
@@ -153,5 +158,4 @@ def _prctl(option, value):
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as test_process_requests:
-        serve(test_process_requests, int(sys.argv[2]))
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
