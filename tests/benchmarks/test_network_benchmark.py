@@ -67,8 +67,10 @@ def test_a_run_that_ends_early_leaves_nothing(tmp_path, end):
         wait_for_workers(tmp_path)
         assert namespaces()
         if end == "of a worker":
-            children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text()
-            os.kill(int(children.split()[1]), signal.SIGKILL)
+            children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children")
+            while len(pids := children.read_text().split()) < 2:  # its log is there before it is
+                time.sleep(0.1)
+            os.kill(int(pids[1]), signal.SIGKILL)
         else:
             run.send_signal(end)
         _, errors = run.communicate(timeout=30)
