@@ -6,6 +6,7 @@ children of the test process itself, as if that had started them. What differs f
 start by themselves: strings have the same hashes in all workers.
 """
 
+import atexit
 import ctypes
 import gc
 import os
@@ -54,12 +55,16 @@ class WorkerTemplate:
             self._start_template()
         # What this process can import the workers can, the tests' own modules above all.
         message = pickle.dumps((list(command), dict(env), sys.path, str(log_path)))
-        socket.send_fds(self._requests, [message], fds)
-        return int(self._requests.recv(32))
+        # A worker's own parent ends at once: it then is a child of whoever above asks for such. Not
+        # for longer, or this process would keep whatever its tests leave behind.
+        _prctl(_SET_CHILD_SUBREAPER, 1)
+        try:
+            socket.send_fds(self._requests, [message], fds)
+            return int(self._requests.recv(32))
+        finally:
+            _prctl(_SET_CHILD_SUBREAPER, 0)
 
     def _start_template(self):
-        # A worker's own parent ends at once: it then is a child of whoever above asks for such.
-        _prctl(_SET_CHILD_SUBREAPER, 1)
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [sys.executable, "-u", __file__, str(theirs.fileno()), str(os.getpid())],
@@ -68,6 +73,12 @@ class WorkerTemplate:
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
+        atexit.register(self._end_template, self._requests, self._process)
+
+    @staticmethod
+    def _end_template(requests, process):
+        requests.close()
+        process.wait()
 
 
 class CopiedCluster(LocalCluster):
