@@ -1,5 +1,7 @@
 """Wraps an optimizer in the way that was measured to lose least (docs/recipe.md)."""
 
+import numbers
+
 import keras
 import tensorflow as tf
 
@@ -70,11 +72,12 @@ def recipe(
     optimizer = tf_scalecom.recipe(keras.optimizers.Adam(1e-3), steps=epochs * batches)
     ```
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
         raise ValueError(
             f"recipe: expected steps as an integer >= 1; received {steps!r}. Pass the updates of "
             "the whole training, epochs * batches of an epoch."
         )
+    steps = int(steps)
     optimizer = as_optimizer(optimizer)
     check_inner(optimizer)
     name = type(optimizer).__name__

@@ -312,6 +312,65 @@ def test_a_gradient_counts_once_whatever_scales_its_loss(cluster):
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=str(case))
 
 
+# --- Metrics that a step updates by itself --------------------------------------------------------
+
+
+def renamed(step):
+    """A decorator that hides the name of what it decorates."""
+    return lambda model, data: step(model, data)
+
+
+class Reports(keras.Model):
+    """Its steps update metrics with numbers, and return their results wherever."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.sum, self.rows = keras.metrics.Sum("sum"), keras.metrics.Sum("rows")
+        self.steps, self.mean = keras.metrics.Sum("steps"), keras.metrics.Mean("mean")
+
+    @renamed
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(x, training=True) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return self.report(x, loss)
+
+    @renamed
+    def test_step(self, data):
+        x, y = data
+        return self.report(x, keras.ops.mean(keras.ops.abs(self(x) - y)))
+
+    def report(self, x, number):
+        self.sum.update_state(number)
+        self.rows.update_state(tf.shape(x)[0])
+        self.steps.update_state(1)
+        self.mean.update_state(number)
+        return {
+            "sum": self.sum.result(),
+            "counts": {"rows": self.rows.result(), "steps": self.steps.result()},
+            "nested": {"mean": self.mean.result()},
+        }
+
+
+def logs_of_reports(strategy, rows):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        trained = Reports(x := keras.Input((4,)), keras.layers.Dense(1)(x))
+        trained.compile(sgd())
+    data = tf.data.Dataset.from_tensor_slices(rows_of(rows)).batch(8)
+    history = trained.fit(data, epochs=2, verbose=0).history
+    return {"history": history, "evaluate": trained.evaluate(data, verbose=0, return_dict=True)}
+
+
+def test_metrics_that_a_step_is_to_update_by_itself(cluster):
+    expected = logs_of_reports(tf.distribute.get_strategy(), 17)
+    assert expected["history"]["rows"] == [17, 17] and expected["history"]["steps"] == [3, 3]
+    for got in cluster(2).run(logs_of_reports, 17):
+        assert_same(got, expected)
+
+
 # --- Batches that nobody counts -------------------------------------------------------------------
 
 

@@ -60,7 +60,7 @@ def test_adam_keeps_no_mean_and_has_a_ramp(optimizer, capfd):
 
 
 def test_arguments_come_first():
-    optimizer = sc.recipe(ADAM(), steps=100, warmup_steps=7, warmup="dense", exclude="bias")
+    optimizer = sc.recipe(ADAM(), steps=np.int64(100), warmup_steps=7, warmup="dense", exclude="bias")
     assert (optimizer.warmup_steps, optimizer.warmup) == (7, "dense")
 
 
@@ -75,6 +75,7 @@ def test_what_has_no_momentum_is_left_alone(capfd):
     [
         (ADAM(), 0, "expected steps as an integer >= 1; received 0"),
         (ADAM(), 10.0, "received 10.0"),
+        (ADAM(), True, "received True"),
         (keras.optimizers.Lion(), 10, "can do without momentum; received Lion"),
         (keras.optimizers.Muon(), 10, "received Muon"),
         (SGD(tenth, momentum=0.9), 10, "a number or a LearningRateSchedule"),

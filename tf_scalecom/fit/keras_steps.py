@@ -4,7 +4,7 @@ Keras divides losses by the number of replicas, those that it can: not what a fu
 makes a scalar of, nor what a `train_step` of the user's computes. Here no loss is divided. What the
 replicas share counts by their shares of the rows instead (`shares.py`): the loss as it is handed to
 `optimizer.scale_loss`, as in Keras's own `train_step`, or else the gradients; each number that is
-given to a `Mean`; the logs.
+given to a `Mean` or a `Sum`; the logs.
 
 All this holds in the steps that `fit`, `evaluate` and their likes make. In a loop of the user's
 own, around `strategy.run`, Keras's losses are divided by the number of replicas, as ever.
@@ -25,10 +25,10 @@ from tf_scalecom.fit.shares import Share
 
 _STEP_OF = {"fit": "train_step", "evaluate": "test_step"}
 
-# By model and step: the metrics whose results it returns, by their names in the logs.
-_results: weakref.WeakKeyDictionary[keras.Model, dict[str, dict[str, step_logs.MetricResult]]] = (
-    weakref.WeakKeyDictionary()
-)
+# By model and call: the metrics whose results its steps return, by their places in the logs.
+_results: weakref.WeakKeyDictionary[
+    keras.Model, dict[str | None, dict[tuple, step_logs.MetricResult]]
+] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -44,6 +44,7 @@ def install() -> None:
     wrap(loss_library, "apply_mask", _apply_mask)
     wrap(keras.losses.Loss, "__call__", _call_loss)
     wrap(keras.metrics.Mean, "update_state", _update_mean)
+    wrap(keras.metrics.Sum, "update_state", _update_sum)
     wrap(keras.optimizers.Optimizer, "scale_loss", _scale_loss)
     wrap(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
 
@@ -80,6 +81,8 @@ def _make_function(make, model, step):
     if not _is_shared(strategy):
         return make(model, step)
     count = strategy.extended.step_count
+    # By what the step is, not by its name: it may be decorated, or a model's own attribute.
+    call = next((call for call, name in _STEP_OF.items() if step == getattr(model, name)), None)
 
     def shared_step(data):
         share = Share(model, data, count.read_rows(), strategy.num_replicas_in_sync)
@@ -88,9 +91,11 @@ def _make_function(make, model, step):
             return step_logs.join(step(data), share)
         with step_logs.noting_results(model) as results:
             logs = step(data)
-        if isinstance(logs, dict):
-            named = {name: results[id(v)] for name, v in logs.items() if id(v) in results}
-            _results.setdefault(model, {})[step.__name__] = named
+        _results.setdefault(model, {})[call] = {
+            place: results[id(v)]
+            for place, v in keras.tree.flatten_with_path(logs)
+            if id(v) in results
+        }
         return step_logs.join(logs, share)
 
     function = make(model, shared_step)
@@ -116,8 +121,12 @@ def _logs_of_epoch(get, model, logs):
     if not _is_shared(model.distribute_strategy):
         return results
     if results is logs and call is not None:
-        named = _results.get(model, {}).get(_STEP_OF.get(call.name, ""), {})
-        results = {**logs, **{name: r.of_all() for name, r in named.items() if name in logs}}
+        of_all = _results.get(model, {}).get(call.name, {})
+        leaves = [
+            of_all[place].of_all() if place in of_all else leaf
+            for place, leaf in keras.tree.flatten_with_path(logs)
+        ]
+        results = keras.tree.pack_sequence_as(logs, leaves)
     return keras.tree.map_structure(step_logs.to_tensor, results)
 
 
@@ -193,6 +202,14 @@ def _update_mean(update, mean, values, sample_weight=None):
     elif _is_count(sample_weight):
         sample_weight = share.undo(tf.cast(sample_weight, tf.float32))
     return update(mean, values, sample_weight)
+
+
+def _update_sum(update, metric, values, sample_weight=None):
+    share = shares.here()
+    # A count, of rows say, is this replica's own; any other number is one for the step.
+    if share is not None and keras.ops.ndim(values) == 0 and not _is_count(values):
+        values = share.weigh(keras.ops.cast(values, metric.dtype))
+    return update(metric, values, sample_weight)
 
 
 def _weight_of_step(sample_weight, share):
