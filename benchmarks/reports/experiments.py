@@ -197,6 +197,7 @@ SEQUENCE = {"learners": 4, "batch_size": 8, "record_every": 100, "evaluate_every
 ADAM_RECIPE = {"adam_beta_1": 0.0, "learning_rate": 4e-3} | ramp(160)
 ADAM_DENSE_WARMUP = ADAM_RECIPE | dense_warmup(40)
 ADAM_MEAN = {"adam_beta_1": 0.9}
+WITHOUT_MEAN = {"adam_beta_1": 0.0, "adam_beta_2": 0.999}
 DENSE_ADAM = ADAM_DENSE_WARMUP | ADAM_MEAN | {"method": "dense", "adam_beta_2": 0.98}
 POWER_SGD_ADAM = ADAM_DENSE_WARMUP | {"method": "power_sgd", "learning_rate": 2e-3}
 
@@ -310,12 +311,19 @@ def who_chooses(recipe: dict, learners: int, batch_size: int) -> tuple[Arm, ...]
 
 
 def late(dense: dict, mean: str) -> tuple[Arm, ...]:
-    """Dense training whose gradients come late, at two rates; `mean` says what momentum it has."""
+    """Dense training whose gradients come late, at two rates, and the lower one on time.
+
+    `mean` says what momentum it has.
+    """
     rate = dense["learning_rate"]
-    return tuple(
-        Arm(f"dense, {mean}, rate {r:g}{words}", dense | {"learning_rate": r} | options)
-        for r in (rate, rate / 4)
-        for words, options in {"": {}, ", 4 steps late": {"delay": 4}}.items()
+    delayed = {"delay": 4}
+    return (
+        Arm(f"dense, {mean}, rate {rate:g}, 4 steps late", dense | delayed),
+        Arm(f"dense, {mean}, rate {rate / 4:g}", dense | {"learning_rate": rate / 4}),
+        Arm(
+            f"dense, {mean}, rate {rate / 4:g}, 4 steps late",
+            dense | {"learning_rate": rate / 4} | delayed,
+        ),
     )
 
 
@@ -327,6 +335,7 @@ CAUSE_IMAGE = dataclasses.replace(
         Arm("dense", DENSE | dense_warmup(150), THREE),
         *who_chooses(RECIPE, 4, 32),
         *late(DENSE | dense_warmup(150), "momentum 0.9"),
+        Arm("dense, no momentum", RECIPE | dense_warmup(150) | {"method": "dense"}),
         *late(RECIPE | dense_warmup(150) | {"method": "dense"}, "no momentum"),
     ),
 )
@@ -338,7 +347,8 @@ CAUSE_TRANSLATION = dataclasses.replace(
         Arm("dense", DENSE_ADAM, THREE),
         *who_chooses(ADAM_RECIPE, 4, 8),
         *late(DENSE_ADAM, "beta_1 0.9"),
-        *late(DENSE_ADAM | {"adam_beta_1": 0.0, "adam_beta_2": 0.999}, "beta_1 0"),
+        Arm("dense, beta_1 0", DENSE_ADAM | WITHOUT_MEAN),
+        *late(DENSE_ADAM | WITHOUT_MEAN, "beta_1 0"),
     ),
 )
 CAUSE_SPEECH = dataclasses.replace(
@@ -349,6 +359,7 @@ CAUSE_SPEECH = dataclasses.replace(
         Arm("dense", DENSE | dense_warmup(60), THREE),
         *who_chooses(RECIPE, 4, 8),
         *late(DENSE | dense_warmup(60), "momentum 0.9"),
+        Arm("dense, no momentum", RECIPE | dense_warmup(60) | {"method": "dense"}),
         *late(RECIPE | dense_warmup(60) | {"method": "dense"}, "no momentum"),
     ),
 )

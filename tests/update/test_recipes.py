@@ -60,7 +60,9 @@ def test_adam_keeps_no_mean_and_has_a_ramp(optimizer, capfd):
 
 
 def test_arguments_come_first():
-    optimizer = sc.recipe(ADAM(), steps=np.int64(100), warmup_steps=7, warmup="dense", exclude="bias")
+    optimizer = sc.recipe(
+        ADAM(), steps=np.int64(100), warmup_steps=7, warmup="dense", exclude="bias"
+    )
     assert (optimizer.warmup_steps, optimizer.warmup) == (7, "dense")
 
 

@@ -44,11 +44,11 @@ def warn_of_loss(optimizer: keras.optimizers.Optimizer, tensors: Sequence[Tensor
     if not kept or ratio <= WARMUP_RATIO:
         return
     logging.warning(
-        "tf_scalecom: %s(%s) at a compression ratio of %g is likely to lose accuracy: %s. Write "
+        "tf_scalecom: %s(%s) at a compression ratio of %s is likely to lose accuracy: %s. Write "
         "tf_scalecom.recipe(optimizer, steps=...), with the steps of the whole training, in place "
         "of ScaleComOptimizer(optimizer); docs/recipe.md says what it changes and why.",
         type(optimizer).__name__,
         ", ".join(f"{name}={value:g}" for name, value in kept.items()),
-        ratio,
+        f"{ratio:g}",
         _MEASURED[next(iter(kept))],
     )
