@@ -27,6 +27,8 @@ from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker
 # Of prctl (Linux).
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _LARGEST_MESSAGE, _MOST_DESCRIPTORS = 1 << 16, 4
+# For a template to import all, and for a copy to be handed over.
+_START_SECONDS, _HANDOVER_SECONDS = 180.0, 10.0
 
 
 class WorkerTemplate:
@@ -73,6 +75,7 @@ class WorkerTemplate:
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
+        self._requests.settimeout(_START_SECONDS)
         atexit.register(self._end_template, self._requests, self._process)
 
     @staticmethod
@@ -153,7 +156,10 @@ def serve(requests: socket.socket, test_process: int) -> None:
 def _become(test_process, env, path, log_path):
     """Makes this copy a worker of its own, which ends with the test process."""
     os.setsid()
+    deadline = time.monotonic() + _HANDOVER_SECONDS
     while os.getppid() != test_process:
+        if time.monotonic() > deadline:
+            sys.exit("Expected to be handed over to the test process; it has ended.")
         time.sleep(0.001)
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

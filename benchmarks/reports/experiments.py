@@ -197,7 +197,6 @@ SEQUENCE = {"learners": 4, "batch_size": 8, "record_every": 100, "evaluate_every
 ADAM_RECIPE = {"adam_beta_1": 0.0, "learning_rate": 4e-3} | ramp(160)
 ADAM_DENSE_WARMUP = ADAM_RECIPE | dense_warmup(40)
 ADAM_MEAN = {"adam_beta_1": 0.9}
-WITHOUT_MEAN = {"adam_beta_1": 0.0, "adam_beta_2": 0.999}
 DENSE_ADAM = ADAM_DENSE_WARMUP | ADAM_MEAN | {"method": "dense", "adam_beta_2": 0.98}
 POWER_SGD_ADAM = ADAM_DENSE_WARMUP | {"method": "power_sgd", "learning_rate": 2e-3}
 
@@ -327,40 +326,45 @@ def late(dense: dict, mean: str) -> tuple[Arm, ...]:
     )
 
 
-CAUSE_IMAGE = dataclasses.replace(
-    IMAGE_4,
-    name="cause-image",
-    title="As image-4: who chooses, and gradients that come late",
-    arms=(
-        Arm("dense", DENSE | dense_warmup(150), THREE),
-        *who_chooses(RECIPE, 4, 32),
-        *late(DENSE | dense_warmup(150), "momentum 0.9"),
-        Arm("dense, no momentum", RECIPE | dense_warmup(150) | {"method": "dense"}),
-        *late(RECIPE | dense_warmup(150) | {"method": "dense"}, "no momentum"),
+def cause(
+    of: Experiment, recipe: dict, dense: dict, without: dict, means: tuple[str, str]
+) -> Experiment:
+    """What causes the deficits of an experiment: who chooses, or that momentum comes late.
+
+    `without` is dense training without momentum; `means` are the words for it with and without.
+    """
+    momentum, none = means
+    return dataclasses.replace(
+        of,
+        name=f"cause-{of.name.partition('-')[0]}",
+        title=f"As {of.name}: who chooses, and gradients that come late",
+        arms=(
+            Arm("dense", dense, THREE),
+            *who_chooses(recipe, of.options["learners"], of.options["batch_size"]),
+            *late(dense, momentum),
+            Arm(f"dense, {none}", without),
+            *late(without, none),
+        ),
+    )
+
+
+CAUSES = (
+    cause(
+        TRANSLATION,
+        ADAM_RECIPE,
+        DENSE_ADAM,
+        DENSE_ADAM | {"adam_beta_1": 0.0, "adam_beta_2": 0.999},
+        ("beta_1 0.9", "beta_1 0"),
     ),
-)
-CAUSE_TRANSLATION = dataclasses.replace(
-    TRANSLATION,
-    name="cause-translation",
-    title="As translation: who chooses, and gradients that come late",
-    arms=(
-        Arm("dense", DENSE_ADAM, THREE),
-        *who_chooses(ADAM_RECIPE, 4, 8),
-        *late(DENSE_ADAM, "beta_1 0.9"),
-        Arm("dense, beta_1 0", DENSE_ADAM | WITHOUT_MEAN),
-        *late(DENSE_ADAM | WITHOUT_MEAN, "beta_1 0"),
-    ),
-)
-CAUSE_SPEECH = dataclasses.replace(
-    SPEECH,
-    name="cause-speech",
-    title="As speech: who chooses, and gradients that come late",
-    arms=(
-        Arm("dense", DENSE | dense_warmup(60), THREE),
-        *who_chooses(RECIPE, 4, 8),
-        *late(DENSE | dense_warmup(60), "momentum 0.9"),
-        Arm("dense, no momentum", RECIPE | dense_warmup(60) | {"method": "dense"}),
-        *late(RECIPE | dense_warmup(60) | {"method": "dense"}, "no momentum"),
+    *(
+        cause(
+            of,
+            RECIPE,
+            DENSE | dense_warmup(steps),
+            RECIPE | dense_warmup(steps) | {"method": "dense"},
+            ("momentum 0.9", "no momentum"),
+        )
+        for of, steps in ((SPEECH, 60), (IMAGE_4, 150))
     ),
 )
 
@@ -392,8 +396,6 @@ EXPERIMENTS = (
     TRANSLATION,
     LONG_TRANSLATION,
     SPEECH,
-    CAUSE_TRANSLATION,
-    CAUSE_SPEECH,
-    CAUSE_IMAGE,
+    *CAUSES,
 )
 CONVERGENCE = (IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)

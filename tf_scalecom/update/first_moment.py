@@ -15,7 +15,7 @@ from tf_scalecom.wire.layout import TensorLayout
 # What Keras's optimizers call it, and what it cost where it was measured.
 _ON_IMAGES = (
     "on Fashion-MNIST (3,000 steps) at 100x, SGD with momentum 0.9 ended 2.9 points behind dense "
-    "training, SGD without 0.1"
+    "training, SGD without 0.2"
 )
 _ON_TRANSLATION = (
     "in translation (800 steps) at 25x, Adam with beta_1 0.9 ended 21 points behind dense "
