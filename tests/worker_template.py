@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,11 +42,12 @@ class WorkerTemplate:
     def __init__(self, env: Mapping[str, str]):
         self._env = env
         self._process: subprocess.Popen | None = None
+        self._one_request = threading.Lock()
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], log_path: Path, fds: Sequence[int]
     ) -> int:
-        """Starts a worker; returns its process id.
+        """Starts a worker; returns its process id. Threads may call it at the same time.
 
         Args:
             command: a Python script and its arguments.
@@ -53,18 +55,19 @@ class WorkerTemplate:
             log_path: file to which its output is appended.
             fds: file descriptors that it inherits; their numbers follow the arguments.
         """
-        if self._process is None or self._process.poll() is not None:
-            self._start_template()
         # What this process can import the workers can, the tests' own modules above all.
         message = pickle.dumps((list(command), dict(env), sys.path, str(log_path)))
-        # A worker's own parent ends at once: it then is a child of whoever above asks for such. Not
-        # for longer, or this process would keep whatever its tests leave behind.
-        _prctl(_SET_CHILD_SUBREAPER, 1)
-        try:
-            socket.send_fds(self._requests, [message], fds)
-            return int(self._requests.recv(32))
-        finally:
-            _prctl(_SET_CHILD_SUBREAPER, 0)
+        with self._one_request:
+            if self._process is None or self._process.poll() is not None:
+                self._start_template()
+            # A worker's own parent ends at once: it then is a child of whoever above asks for such.
+            # Not for longer, or this process would keep whatever its tests leave behind.
+            _prctl(_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._requests, [message], fds)
+                return int(self._requests.recv(32))
+            finally:
+                _prctl(_SET_CHILD_SUBREAPER, 0)
 
     def _start_template(self):
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

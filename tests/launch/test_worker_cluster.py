@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -152,6 +153,21 @@ def test_scripts_may_die(tmp_path):
         assert scripts.wait(timeout=0.5) == [None, -signal.SIGKILL, None]
         assert scripts.workers[0].output() == b"red --x\n"
     assert scripts.poll() == [-signal.SIGKILL] * 3
+
+
+def test_threads_start_workers_at_once(tmp_path):
+    """Each thread gets the workers that it asked for."""
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(os.getpid())")
+
+    def started_and_said(number):
+        with start_scripts(script, 2, log_dir=tmp_path / str(number)) as scripts:
+            assert scripts.wait(timeout=60) == [0, 0]
+            return [(worker.pid, int(worker.output())) for worker in scripts.workers]
+
+    with ThreadPoolExecutor(4) as pool:
+        for workers in pool.map(started_and_said, range(8)):
+            assert all(started == said for started, said in workers)
 
 
 @pytest.mark.multi_worker
