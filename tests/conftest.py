@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 from worker_cluster import WorkerClusters
-from worker_main import split_cpu
+from worker_main import rewrite_graphs, split_cpu
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Until the test modules are imported: there is much to look at and nothing to collect.
         gc.disable()
         split_cpu(4)
+        rewrite_graphs(False)
 
 
 @pytest.fixture(scope="session")

@@ -219,22 +219,26 @@ def test_metrics_of_each_workers_own_are_refused(cluster):
 
 
 class Keeps(keras.layers.Layer):
-    """Variables of a dtype, which it counts up."""
-
-    def __init__(self, dtype):
-        super().__init__()
-        self.kept = dtype
+    """Variables of all dtypes, which it counts up."""
 
     def build(self, shape):
-        for name, shape in ("one", (3,)), ("scalar", ()), ("none", (0, 2)):
-            weight = self.add_weight(
-                shape=shape, dtype=self.kept, initializer="zeros", trainable=False, name=name
+        dtypes = "float16", "bfloat16", "float64", "int8", "int64", "uint8", "bool"
+        self.kept = [
+            self.add_weight(
+                shape=shape,
+                dtype=dtype,
+                initializer="zeros",
+                trainable=False,
+                name=f"{dtype}_{len(shape)}",
             )
-            setattr(self, name, weight)
+            for dtype in dtypes
+            for shape in ((3,), (), (0, 2))
+        ]
 
     def call(self, x, training=False):
         if training:
-            self.one.assign(keras.ops.cast(keras.ops.cast(self.one, "int32") + 1, self.kept))
+            for weight in self.kept:
+                weight.assign(keras.ops.cast(keras.ops.cast(weight, "int32") + 1, weight.dtype))
         return x
 
 
@@ -251,10 +255,7 @@ LAYERS = {
     "frozen": lambda: keras.layers.Dense(4, trainable=False),
     "shift": lambda: Shift(trained=True, aggregation="mean"),
     "moving": lambda: Shift(trained=False, aggregation="mean"),
-    **{
-        dtype: lambda dtype=dtype: Keeps(dtype)
-        for dtype in ("float16", "bfloat16", "float64", "int8", "int64", "uint8", "bool")
-    },
+    "other dtypes": Keeps,
 }
 OPTIMIZERS = {
     "EMA": lambda: keras.optimizers.Adam(0.01, use_ema=True),

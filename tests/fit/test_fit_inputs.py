@@ -240,8 +240,12 @@ def test_two_workers_train_as_one(cluster, alone):
             assert_close(result, alone[name], name)
 
 
+# What differs in how gradients come: of inputs of all kinds, of a step of its own, of slices.
+COMPRESSED = ["nested_inputs_and_dict_of_outputs", "subclass_with_train_step", "ragged_rows"]
+
+
 def test_compressed_workers_agree_on_all(cluster):
-    first, *others = cluster(2).run(run_tasks, list(TASKS), compressed=True, timeout=240)
+    first, *others = cluster(2).run(run_tasks, COMPRESSED, compressed=True, timeout=240)
     for name, result in first.items():
         before, after = result["history"]["loss"]
         assert after < before, name

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from worker_main import rewritten_graphs
 
 import tf_scalecom as sc
 
@@ -131,6 +132,7 @@ def data(rows, heads):
     )
 
 
+@rewritten_graphs()
 def train(
     strategy,
     kind,

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from small_classifier import alone, assert_equal, build, data, train_on_arrays, weights
 from worker_cluster import start_scripts
+from worker_main import rewritten_graphs
 
 # --- The same result as on one worker ----------------------------------------------------------
 
@@ -165,6 +166,7 @@ def test_a_collective_without_data_does_not_leave_workers_out_of_step(cluster):
     assert cluster(2).run(sum_to_the_end_of_data, timeout=90) == [30 * (9 + 13)] * 2
 
 
+@rewritten_graphs()
 def count_steps(strategy):
     """How often a layer has counted, which needs no batch, in two epochs of three steps."""
 

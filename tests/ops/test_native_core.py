@@ -41,7 +41,7 @@ def test_fuzz(build_native):
 
 @pytest.mark.slow
 def test_cuda_kernels_emulated_on_the_cpu(build_native):
-    assert "steps equal" in run(build_native("emulator"), "sweep_emulated", "150")
+    assert "steps equal" in run(build_native("emulator"), "sweep_emulated", "300")
 
 
 @pytest.mark.gpu

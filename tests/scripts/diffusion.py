@@ -102,9 +102,9 @@ def noisy(images):
 
 
 keras.utils.set_random_seed(0)
-images, _ = real_data.clothing(1200)
-train = noisy(images[:1000]).cache().shuffle(1000, seed=0, reshuffle_each_iteration=False).batch(64)
-validation = noisy(images[1000:]).batch(64)
+images, _ = real_data.clothing(600)
+train = noisy(images[:500]).cache().shuffle(500, seed=0, reshuffle_each_iteration=False).batch(64)
+validation = noisy(images[500:]).batch(64)
 
 strategy = sc.MultiWorkerMirroredStrategy()
 with strategy.scope():
@@ -117,5 +117,5 @@ with strategy.scope():
         loss=keras.losses.mean_absolute_error,
     )
 
-history = model.fit(train, epochs=3, validation_data=validation, verbose=0)
+history = model.fit(train, epochs=2, validation_data=validation, verbose=0)
 outcome.tell(history.history, model.weights)

@@ -22,28 +22,22 @@ def assert_same_end(results, expected):
             assert result[part] == straight[part], part
 
 
-@pytest.mark.parametrize(("logical_cpus", "ways"), [(1, [False]), (2, [False, True])])
+@pytest.mark.parametrize(("logical_cpus", "hierarchical"), [(1, False), (2, True)])
 @pytest.mark.slow
-def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, ways):
-    """20 steps straight equal 10, a backup, the end of the processes, and 10 more.
-
-    Args:
-        ways: values of `hierarchical`.
-    """
+def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, hierarchical):
+    """20 steps straight equal 10, a backup, the end of the processes, and 10 more."""
     first = cluster(2, logical_cpus=logical_cpus)
     again = WorkerCluster(2, logical_cpus=logical_cpus, log_dir=tmp_path / "logs")
+    folder, arguments = str(tmp_path / "backup"), {"hierarchical": hierarchical, "timeout": 120}
     try:
-        for hierarchical in ways:
-            folder = str(tmp_path / f"backup-{hierarchical}")
-            arguments = {"hierarchical": hierarchical, "timeout": 120}
-            straight = first.run(train, 2, **arguments)
-            first.run(train, 1, folder, **arguments)
-            results = again.run(train, 2, folder, **arguments)
-            assert [result["epochs"] for result in results] == [[1]] * 2
-            assert_same_end(results, straight)
-            assert len({result["weights"] for result in results}) == 1
-            # The residuals differ from worker to worker, or this would show little.
-            assert results[0]["own"] != results[1]["own"]
+        straight = first.run(train, 2, **arguments)
+        first.run(train, 1, folder, **arguments)
+        results = again.run(train, 2, folder, **arguments)
+        assert [result["epochs"] for result in results] == [[1]] * 2
+        assert_same_end(results, straight)
+        assert len({result["weights"] for result in results}) == 1
+        # The residuals differ from worker to worker, or this would show little.
+        assert results[0]["own"] != results[1]["own"]
     finally:
         again.close()
 
