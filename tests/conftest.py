@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 from worker_cluster import WorkerClusters
-from worker_main import rewrite_graphs, split_cpu
+from worker_main import collect_rarely, rewrite_graphs, split_cpu
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,5 +99,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 def pytest_collection_finish() -> None:
     """Leave TensorFlow, Keras and the test modules out of each later collection of garbage."""
-    gc.freeze()
-    gc.enable()
+    collect_rarely()

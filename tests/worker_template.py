@@ -8,7 +8,6 @@ start by themselves: strings have the same hashes in all workers.
 
 import atexit
 import ctypes
-import gc
 import os
 import pickle
 import runpy
@@ -129,8 +128,7 @@ def serve(requests: socket.socket, test_process: int) -> None:
     import tf_scalecom.callbacks
     import tf_scalecom.strategy  # noqa: F401
 
-    gc.freeze()
-    gc.enable()
+    worker_main.collect_rarely()
     while True:
         message, fds, _, _ = socket.recv_fds(requests, _LARGEST_MESSAGE, _MOST_DESCRIPTORS)
         if not message:
