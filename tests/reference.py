@@ -56,6 +56,20 @@ def scalecom_step(
     return reduced, next_residuals, indices
 
 
+def mixed(residuals, gradients, chunk_size, levels):
+    """Gradients of a step before which residuals are made alike by pictures of themselves."""
+    pictures = np.zeros_like(residuals)
+    for own, picture in zip(residuals, pictures, strict=True):
+        for start in range(0, len(own), chunk_size):
+            chunk = own[start : start + chunk_size]
+            size = np.abs(chunk)
+            drawn = size > 0.7 * size.mean() if levels == 3 else np.full(len(chunk), True)
+            if drawn.any():
+                signs = np.where(chunk < 0, -1, 1) * drawn
+                picture[start : start + chunk_size] = signs * size[drawn].mean()
+    return gradients + (pictures.mean(axis=0) - pictures)
+
+
 def led_by_all(compensated, step, chunk_size):
     """What is ranked where every replica leads a share: chunk c of replica (step + c) mod n."""
     elements = np.arange(compensated.shape[1])

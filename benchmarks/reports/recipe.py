@@ -5,7 +5,8 @@
     python benchmarks/reports/recipe.py --done  the tables of the runs that are done, making none
     python benchmarks/reports/recipe.py --draw  the picture again, of docs/data/recipe.csv
 
-Made from nothing it takes hours (docs/recipe.md): `--only image-4` makes one experiment.
+Made from nothing it takes hours (docs/recipe.md): `--only image-4` makes one experiment, `--only
+cause` all of that kind, and their rows of the table.
 """
 
 import argparse
@@ -26,6 +27,15 @@ from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate.run_files import EVALUATIONS, RECORDS, read_result, read_table
 
 TABLE = ROOT / "docs" / "data" / "recipe.csv"
+COLUMNS = (
+    "experiment",
+    "arm",
+    "seed",
+    "figure",
+    "percent",
+    "bytes_per_step",
+    "mean_bytes_per_step",
+)
 
 # Of the methods, in their order.
 _MARKS = (
@@ -100,36 +110,35 @@ def print_table(experiment: Experiment, found: dict[str, dict[int, Outcome]]) ->
 
 
 def write(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
-    """One row per run."""
+    """One row per run; those of other experiments stay as they are."""
+    others = [row for row in read() if row["experiment"] not in {e.name for e in tables}]
     TABLE.parent.mkdir(exist_ok=True)
     with TABLE.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            [
-                "experiment",
-                "arm",
-                "seed",
-                "figure",
-                "percent",
-                "bytes_per_step",
-                "mean_bytes_per_step",
-            ]
-        )
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(others)
         for experiment, found in tables.items():
             for arm, runs in found.items():
                 for seed, run in runs.items():
-                    writer.writerow(
-                        [
-                            experiment.name,
-                            arm,
-                            seed,
-                            experiment.figure,
-                            f"{run.figure:.3f}",
-                            f"{run.bytes_per_step:.0f}",
-                            f"{run.mean_bytes_per_step:.0f}",
-                        ]
+                    values = (
+                        experiment.name,
+                        arm,
+                        seed,
+                        experiment.figure,
+                        f"{run.figure:.3f}",
+                        f"{run.bytes_per_step:.0f}",
+                        f"{run.mean_bytes_per_step:.0f}",
                     )
+                    writer.writerow(dict(zip(COLUMNS, values, strict=True)))
     print(f"\n{TABLE.relative_to(ROOT)}")
+
+
+def read() -> list[dict[str, str]]:
+    """The rows of the table, by column."""
+    if not TABLE.exists():
+        return []
+    with TABLE.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def points(rows: list[dict[str, str]], arms: Sequence[str]) -> dict[float, tuple[str, list[float]]]:
@@ -149,8 +158,7 @@ def points(rows: list[dict[str, str]], arms: Sequence[str]) -> dict[float, tuple
 
 def draw() -> None:
     """One panel an experiment: figure against bytes, a mark for a mean and a bar for its seeds."""
-    with TABLE.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read()
     figure, axes = pyplot().subplots(2, 2, figsize=(13, 9), layout="constrained")
     handles = {}
     for axis, experiment in zip(axes.flat, CONVERGENCE, strict=True):
@@ -191,18 +199,21 @@ def main():
         help="the tables of the runs that are done: make and write nothing",
     )
     parser.add_argument("--draw", action="store_true", help="the picture, of the table in docs")
-    parser.add_argument("--only", choices=[e.name for e in EXPERIMENTS], help="one experiment")
+    parser.add_argument("--only", help="an experiment, or all whose names begin so before a dash")
     args = parser.parse_args()
     if args.draw:
         draw()
         return
-    chosen = [e for e in EXPERIMENTS if args.only in (None, e.name)]
+    chosen = [e for e in EXPERIMENTS if f"{e.name}-".startswith(f"{args.only or e.name}-")]
+    if not chosen:
+        names = ", ".join(e.name for e in EXPERIMENTS)
+        sys.exit(f"Expected an experiment, of {names}; received {args.only!r}. Correct --only.")
     tables = {e: found for e in chosen if (found := outcomes(e, args.done))}
     if not tables:
         sys.exit("Expected finished runs in runs/reports; found none. Leave out --done.")
     for experiment, found in tables.items():
         print_table(experiment, found)
-    if args.only is None and not args.done:
+    if not args.done:
         write(tables)
         draw()
 

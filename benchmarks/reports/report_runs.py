@@ -17,6 +17,7 @@ TASKS = {
     "small_image": ROOT / "models" / "image" / "small_task.py",
     "fast_image": ROOT / "models" / "image" / "fast_task.py",
     "translation": ROOT / "models" / "translation" / "task.py",
+    "next_character": ROOT / "models" / "translation" / "next_character_task.py",
     "speech": ROOT / "models" / "speech" / "task.py",
 }
 RUNS = ROOT / "runs" / "reports"

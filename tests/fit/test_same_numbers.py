@@ -201,7 +201,7 @@ KINDS = {"own_step": OwnStep, "step_of_keras": keras.Model}
     ("workers", "kind", "last", "how"),
     [
         (2, "own_step", "partial", {"wrapped": True, "evaluates": True}),
-        (3, "own_step", "empty", {}),
+        (3, "own_step", "empty", {"heads": FEW_HEADS}),
         (3, "step_of_keras", "empty", {"wrapped": True, "evaluates": True}),
     ],
 )

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import led_by_all, scalecom_step
+from reference import led_by_all, mixed, scalecom_step
 from simulated_task import LinearClasses
 
 import tf_scalecom as sc
@@ -61,8 +61,12 @@ def leader_of(method, step, chunk_size):
     return step % 4
 
 
-@pytest.mark.parametrize("changes", [{}, {"beta": 0.3, "chunk_keep": 4}], ids=["plain", "filtered"])
-@pytest.mark.parametrize("method", ["clt_k", "mean_top_k", "shares_top_k"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"mix_every": 3}, {"beta": 0.3, "chunk_keep": 4, "mix_levels": 3}],
+    ids=["plain", "filtered"],
+)
+@pytest.mark.parametrize("method", ["clt_k", "mean_top_k", "shares_top_k", "mixed_top_k"])
 def test_four_learners_agree_with_the_specification_for_20_steps(method, changes):
     config = dataclasses.replace(SMALL, method=method, **changes)
     recorded = recorded_gradients()
@@ -72,9 +76,12 @@ def test_four_learners_agree_with_the_specification_for_20_steps(method, changes
     tensor = layout.tensors[position]
     residuals = np.zeros((4, tensor.elements), np.float32)
     for step, gradients in enumerate(recorded):
+        own_gradients = np.stack([own[position].ravel() for own in gradients])
+        if method == "mixed_top_k" and step % config.mix_every == 0:
+            own_gradients = mixed(residuals, own_gradients, tensor.chunk_size, config.mix_levels)
         expected, residuals, indices = scalecom_step(
             residuals,
-            np.stack([own[position].ravel() for own in gradients]),
+            own_gradients,
             leader_of(method, step, tensor.chunk_size),
             config.beta,
             tensor.chunk_size,
@@ -152,6 +159,16 @@ def test_the_oracle_selects_the_largest_of_the_sum():
     kept = schedule.final.tensors[position].kept
     largest = np.argsort(-np.abs(total), kind="stable")[:kept]
     np.testing.assert_array_equal(np.flatnonzero(reduced[0][position]), np.sort(largest))
+
+
+def test_the_oracle_catches_all_of_the_sum_a_leader_some_and_chance_less():
+    def caught(method):
+        simulation = Simulation(LinearClasses(), dataclasses.replace(SMALL, method=method))
+        return [simulation.advance(measure=True)["caught"] for _ in range(5)]
+
+    assert caught("mean_top_k") == pytest.approx([1.0] * 5)
+    led, by_chance = caught("clt_k"), caught("random_k")
+    assert all(0 < less < some < 1 for less, some in zip(by_chance, led, strict=True))
 
 
 def test_local_selections_are_those_of_each_learner_and_their_union_grows():
@@ -313,6 +330,11 @@ def test_bytes_follow_the_stated_formulas(learners):
     values = (4 * kept + flag + 4 * small) * ring
     assert sent("clt_k") == pytest.approx(values + kept * ring / 2)
     assert sent("mean_top_k") == sent("shares_top_k") == sent("clt_k")
+    pictures = (large / 8 + 2 * large / SMALL.compression_ratio) * (learners - 1)
+    assert sent("mixed_top_k", mix_every=4) == pytest.approx(sent("clt_k") + pictures / 4)
+    assert sent("mixed_top_k", mix_every=1, mix_levels=3) == pytest.approx(
+        sent("clt_k") + pictures + large * (1 / 5 - 1 / 8) * (learners - 1)
+    )
     # An exact selection's offsets take two bytes each.
     exact = sent("mean_top_k", selection="exact")
     assert exact == pytest.approx(values + 2 * kept * ring / 2)

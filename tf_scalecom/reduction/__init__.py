@@ -25,6 +25,9 @@ METHODS = {
     "shares_top_k": _Registered(
         "every learner leads a share of the chunks", "chosen_for_all", "SharesTopK"
     ),
+    "mixed_top_k": _Registered(
+        "clt_k, and residuals made alike now and then by pictures in few bits", "mixed", "MixedTopK"
+    ),
     "local_top_k": _Registered(
         "each learner its own selection; the union grows", "local_top_k", "LocalTopK"
     ),
@@ -43,11 +46,15 @@ class MethodOptions:
         compression: what to send, for methods that select elements.
         rank: of a method that sends matrices of a rank.
         seed: of what a method draws at random, alike on all replicas.
+        mix_every: steps between two mixings of residuals.
+        mix_levels: of the pictures by which they are mixed, 2 or 3.
     """
 
     compression: CompressionConfig
     rank: int = 1
     seed: int = 0
+    mix_every: int = 10
+    mix_levels: int = 2
 
 
 @functools.cache

@@ -71,6 +71,8 @@ class SimulationConfig:
         WARMUPS,
     )
     rank: int = _option(1, "rank of power_sgd")
+    mix_every: int = _option(10, "steps between two mixings of the residuals, of mixed_top_k")
+    mix_levels: int = _option(2, "2: it mixes signs; 3: signs of what is large")
     delay: int = _option(0, "steps by which each sum of gradients comes late at the optimizer")
     record_every: int = _option(50, "steps between rows of records.csv")
     evaluate_every: int = _option(500, "steps between evaluations")
@@ -82,9 +84,10 @@ class SimulationConfig:
             if choices and value not in choices:
                 _refuse(field.name, value, f"one of {', '.join(choices)}")
             object.__setattr__(self, field.name, _normalised(field, value))
-        for name in ("batch_size", "steps", "rank", "record_every", "evaluate_every"):
+        for name in ("batch_size", "steps", "rank", "mix_every", "record_every", "evaluate_every"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         self._check("learners", 1 <= self.learners <= MAX_LEARNERS, f"1 to {MAX_LEARNERS}")
+        self._check("mix_levels", self.mix_levels in (2, 3), "2 or 3")
         self._check("delay", self.delay >= 0, "an integer >= 0")
         self._check("seed", 0 <= self.seed < 2**32, "an integer from 0 to 2**32 - 1")
         self._check("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0")
@@ -124,7 +127,9 @@ class SimulationConfig:
 
     def build_method(self):
         """The method of reduction, a `reduction.method.Method`."""
-        options = MethodOptions(self.compression(), self.rank, self.seed)
+        options = MethodOptions(
+            self.compression(), self.rank, self.seed, self.mix_every, self.mix_levels
+        )
         return method_class(self.method).from_options(options)
 
     @property

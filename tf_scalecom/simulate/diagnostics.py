@@ -74,6 +74,20 @@ class SelectionQuality:
     def __init__(self, shapes: Sequence[Sequence[int]]):
         self._zeros = [tf.Variable(tf.zeros(shape)) for shape in shapes]
 
+    def caught(
+        self, compensated: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor], layout: Layout
+    ) -> float:
+        """|reduced|^2 by |x|^2 at the choice that the plan makes of x itself; 0 of nothing.
+
+        Args:
+            compensated: x, [compressed variable].
+            reduced: what a step sent of it, likewise.
+            layout: the step's plan.
+        """
+        best = _selected(compensated, self._zeros, layout)
+        most = sum(_squares(x.numpy().ravel()[i]) for x, i in zip(compensated, best, strict=True))
+        return _share(sum(_squares(g.numpy()) for g in reduced), most)
+
     def measure(
         self,
         compensated: Sequence[tf.Tensor],

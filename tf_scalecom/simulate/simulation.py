@@ -32,6 +32,7 @@ MEASURES = (
     "contraction",
     "contraction_bound",
     "build_up",
+    "caught",
 )
 
 
@@ -265,6 +266,7 @@ class Simulation:
         }
         if self.method.elementwise:
             measured["build_up"] = diagnostics.build_up(sums, plan)
+            measured["caught"] = self._selection_quality.caught(compensated, sums, plan)
         return measured
 
 
