@@ -95,7 +95,9 @@ class Simulation:
         ]
         self._order = DataOrder(task.train_size, config.learners, config.batch_size, config.seed)
         self._gradients = LearnerGradients(task, self.model, config.learners, summed=is_dense)
-        self._selection_quality = None
+        self._selection_quality = diagnostics.SelectionQuality(
+            [self.plan.tensors[position].shape for position in self.plan.compressed]
+        )
 
     def gradients(self) -> tuple[float, list[list[tf.Tensor]]]:
         """This step's mean loss and gradients [learner][variable], each times 1/n.
@@ -240,10 +242,6 @@ class Simulation:
         compensated = diagnostics.compensated_sum(gradients, residuals, compressed)
         measured = {"compensated": compensated}
         if self.method.elementwise:
-            if self._selection_quality is None:
-                self._selection_quality = diagnostics.SelectionQuality(
-                    [x.shape for x in compensated]
-                )
             leader = self.step % self.config.learners
             measured |= self._selection_quality.measure(
                 compensated,
