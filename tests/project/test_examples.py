@@ -39,7 +39,6 @@ def output_on_worker(strategy, name):
     ("name", "workers"),
     [
         ("fit", 1),  # on two by the launcher, below
-        ("custom_training_loop", 1),
         ("custom_training_loop", 2),
         ("custom_train_step", 2),
     ],
