@@ -35,6 +35,7 @@ COLUMNS = (
     "percent",
     "bytes_per_step",
     "mean_bytes_per_step",
+    "caught",
 )
 
 # Of the methods, in their order.
@@ -55,21 +56,28 @@ class Outcome(NamedTuple):
         figure: in percent; NaN where the run diverged.
         bytes_per_step: of its last step, and so of every step after the warm-up.
         mean_bytes_per_step: over all steps, those of the warm-up among them.
+        caught: how much of the true sum the choice catches (docs/simulate.md), mean over the second
+            half of the run; NaN where there is no choice.
     """
 
     figure: float
     bytes_per_step: float
     mean_bytes_per_step: float
+    caught: float
 
 
 def outcome(folder: pathlib.Path, figure: str) -> Outcome:
     """Reads a finished run."""
-    last = read_table(folder / RECORDS)[-1]
+    records = read_table(folder / RECORDS)
+    last = records[-1]
     reached = math.nan
     if not read_result(folder)["diverged"]:
         reached = 100 * float(read_table(folder / EVALUATIONS)[-1][figure])
     mean = float(last["bytes_total"]) / float(last["step"])
-    return Outcome(reached, float(last["bytes_sent"]), mean)
+    caught = [float(row["caught"]) for row in records[len(records) // 2 :] if row.get("caught")]
+    return Outcome(
+        reached, float(last["bytes_sent"]), mean, statistics.fmean(caught) if caught else math.nan
+    )
 
 
 def outcomes(experiment: Experiment, only_done: bool) -> dict[str, dict[int, Outcome]]:
@@ -85,15 +93,15 @@ def print_table(experiment: Experiment, found: dict[str, dict[int, Outcome]]) ->
     print(f"\n{experiment.title}\n")
     print(
         "| arm | KB/step | dense / sent | with warm-up | seeds "
-        f"| {experiment.figure.replace('_', ' ')}, % | deficit, points | upper 95 % |"
+        f"| {experiment.figure.replace('_', ' ')}, % | deficit, points | upper 95 % | caught |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---" * 9 + "|")
     dense = found.get(experiment.arms[0].name)
     for arm, runs in found.items():
         sent = next(iter(runs.values()))
         figures = {seed: run.figure for seed, run in runs.items()}
-        cells = [arm, f"{sent.bytes_per_step / 1e3:,.1f}", "", "", f"{len(runs)}", "", "", ""]
-        if dense:
+        cells = [arm, f"{sent.bytes_per_step / 1e3:,.1f}", "", "", f"{len(runs)}", "", "", "", ""]
+        if dense and sent.bytes_per_step:  # one learner sends nothing
             plain = next(iter(dense.values())).bytes_per_step
             cells[2] = f"{plain / sent.bytes_per_step:.1f}"
             cells[3] = f"{plain / sent.mean_bytes_per_step:.1f}"
@@ -106,6 +114,8 @@ def print_table(experiment: Experiment, found: dict[str, dict[int, Outcome]]) ->
                 lost = deficit({seed: run.figure for seed, run in dense.items()}, figures)
                 cells[6] = text(lost.mean, lost.standard_error)
                 cells[7] = "" if math.isnan(lost.upper) else f"{lost.upper:.2f}"
+        if not math.isnan(caught := statistics.fmean(run.caught for run in runs.values())):
+            cells[8] = f"{caught:.2f}"
         print(f"| {' | '.join(cells)} |")
 
 
@@ -128,6 +138,7 @@ def write(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
                         f"{run.figure:.3f}",
                         f"{run.bytes_per_step:.0f}",
                         f"{run.mean_bytes_per_step:.0f}",
+                        "" if math.isnan(run.caught) else f"{run.caught:.3f}",
                     )
                     writer.writerow(dict(zip(COLUMNS, values, strict=True)))
     print(f"\n{TABLE.relative_to(ROOT)}")

@@ -10,6 +10,7 @@ import pytest
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks" / "reports"))
 
 import experiments
+import length
 import paired
 import recipe
 import report_runs
@@ -19,12 +20,13 @@ from simulated_task import LinearClasses
 from tf_scalecom.simulate import SimulationConfig, run_files
 
 
-def finished(folder, config, rows, diverged=False):
+def finished(folder, config, rows, diverged=False, bytes_sent=1_000.0, **measured):
     """A folder as a run leaves it."""
     run_files.open_config(folder, LinearClasses(), config)
     records, evaluations = run_files.open_tables(folder, last_step=0)
     steps = rows[-1]["step"]
-    records.append({"step": steps, "bytes_sent": 1_000.0, "bytes_total": 4_000.0 * steps})
+    total = 4 * bytes_sent * steps
+    records.append({"step": steps, "bytes_sent": bytes_sent, "bytes_total": total} | measured)
     for row in rows:
         evaluations.append(row)
     run_files.write_result(folder, {"step": rows[-1]["step"], "diverged": diverged})
@@ -57,6 +59,7 @@ def test_the_table_of_the_recipe_has_what_is_done(tmp_path, monkeypatch, capsys)
             experiments.Arm("dense", {"method": "dense"}, (0, 1, 2)),
             experiments.Arm("compressed", {}, (0, 1)),
             experiments.Arm("too fast", {"learning_rate": 9.0}),
+            experiments.Arm("alone", {"learners": 1}),
             experiments.Arm("not done", {"beta": 0.5}),
         ),
     )
@@ -66,18 +69,52 @@ def test_the_table_of_the_recipe_has_what_is_done(tmp_path, monkeypatch, capsys)
         ("compressed", 0): 0.915,
         ("compressed", 1): 0.895,
         ("too fast", 0): 0.1,
+        ("alone", 0): 0.92,
     }
+    measured = {"compressed": {"caught": 0.5}, "alone": {"caught": 1.0, "bytes_sent": 0.0}}
     for key, accuracy in accuracies.items():
         config = experiment.configs()[key]
         row = {"step": 3_000, "accuracy": accuracy}
         folder = tmp_path / experiment.task / config.name
-        finished(folder, config, [row], diverged=key[0] == "too fast")
+        arm = key[0]
+        finished(folder, config, [row], diverged=arm == "too fast", **measured.get(arm, {}))
     recipe.print_table(experiment, recipe.outcomes(experiment, only_done=True))
-    rows = capsys.readouterr().out.splitlines()[-3:]
-    assert rows[0] == "| dense | 1.0 | 1.0 | 0.2 | 2 | 91.50 ± 0.50 |  |  |"
-    # Lost: 0.5 and 1.5 points; t of one degree of freedom is 6.314.
-    assert rows[1] == "| compressed | 1.0 | 1.0 | 0.2 | 2 | 90.50 ± 1.00 | 1.00 ± 0.50 | 4.16 |"
-    assert rows[2].startswith("| too fast | 1.0 | 1.0 | 0.2 | 1 | diverged |")
+    rows = capsys.readouterr().out.splitlines()[-4:]
+    assert rows == [
+        "| dense | 1.0 | 1.0 | 0.2 | 2 | 91.50 ± 0.50 |  |  |  |",
+        # Lost: 0.5 and 1.5 points; t of one degree of freedom is 6.314.
+        "| compressed | 1.0 | 1.0 | 0.2 | 2 | 90.50 ± 1.00 | 1.00 ± 0.50 | 4.16 | 0.50 |",
+        "| too fast | 1.0 | 1.0 | 0.2 | 1 | diverged |  |  |  |",
+        "| alone | 0.0 |  |  | 1 | 92.00 | 0.00 |  | 1.00 |",
+    ]
+
+
+def test_rows_of_other_experiments_stay_in_the_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "TABLE", tmp_path / "recipe.csv")
+    monkeypatch.setattr(recipe, "ROOT", tmp_path)
+
+    def outcome(percent):
+        return {"dense": {0: recipe.Outcome(percent, 1e3, 2e3, math.nan)}}
+
+    recipe.write({experiments.IMAGE_4: outcome(90.0), experiments.SPEECH: outcome(80.0)})
+    recipe.write({experiments.SPEECH: outcome(81.0)})
+    kept = {row["experiment"]: (row["arm"], row["percent"]) for row in recipe.read()}
+    assert kept == {"image-4": ("dense", "90.000"), "speech": ("dense", "81.000")}
+
+
+def test_what_a_length_costs_is_lost_to_the_same_optimizer(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "TABLE", tmp_path / "recipe.csv")
+    monkeypatch.setattr(recipe, "ROOT", tmp_path)
+    percents = {"dense SGD": 50.0, "dense Adam": 60.0, "SGD, the recipe": 49.0, "Adam(0.9)": 57.0}
+    runs = {arm: {0: recipe.Outcome(p, 1e3, 2e3, math.nan)} for arm, p in percents.items()}
+    recipe.write({experiments.LENGTHS[0]: runs})
+    assert {
+        name: {n: lost.mean for n, lost in of_arm.items()}
+        for name, of_arm in length.deficits().items()
+    } == {
+        "SGD, the recipe": {500: 1.0},
+        "Adam(0.9)": {500: 3.0},
+    }
 
 
 def test_every_experiment_has_runs_of_its_own_and_a_dense_arm_first():

@@ -14,7 +14,7 @@ from tf_scalecom.reduction.variables import is_summable
 from tf_scalecom.update.route import route as route_under
 from tf_scalecom.wire.config import CompressionConfig
 
-SHAPES = ((61, 50), (10,))
+SHAPES = ((61, 50), (10,), (61, 50))
 STEPS = 4
 
 

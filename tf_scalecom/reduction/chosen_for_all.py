@@ -17,20 +17,25 @@ class _ChosenForAll(CltK):
 
     def __init__(self, config: CompressionConfig):
         super().__init__(config)
-        self._zeros: dict[tuple[int, ...], tf.Variable] = {}  # by shape
+        self._zeros: dict[tuple, tf.Variable] = {}  # by position and shape
 
     def _ranked_by_sum(self, tensors, bucket, communicator):
         sums = communicator.all_reduce(tensors)
-        return [self._without_residual(own, bucket.layout) for own in sums]
+        return [self._without_residual(own, bucket) for own in sums]
 
-    def _without_residual(self, tensors, layout):
-        return tensors, [self._zero(layout.tensors[i].shape) for i in layout.compressed]
+    def _without_residual(self, tensors, bucket):
+        shapes = [bucket.layout.tensors[i].shape for i in bucket.layout.compressed]
+        return tensors, [
+            self._zero(position, shape)
+            for position, shape in zip(bucket.compressed, shapes, strict=True)
+        ]
 
-    def _zero(self, shape):
-        if shape not in self._zeros:
+    def _zero(self, *of_variable):
+        """Zeros of a variable's position and shape; the kernels take each residual once."""
+        if of_variable not in self._zeros:
             with tf.init_scope():  # in a strategy's scope, too, one plain variable
-                self._zeros[shape] = ResourceVariable(tf.zeros(shape))
-        return self._zeros[shape]
+                self._zeros[of_variable] = ResourceVariable(tf.zeros(of_variable[1]))
+        return self._zeros[of_variable]
 
 
 class MeanTopK(_ChosenForAll):
@@ -96,7 +101,7 @@ class RandomK(_ChosenForAll):
             )
             for i, position in zip(bucket.layout.compressed, bucket.compressed, strict=True)
         ]
-        return [self._without_residual(numbers, bucket.layout)] * len(bucket.gradients)
+        return [self._without_residual(numbers, bucket)] * len(bucket.gradients)
 
     def report(self, plan, num_replicas, route):
         report = super().report(plan, num_replicas, route)
