@@ -6,14 +6,14 @@ python benchmarks/reports/length.py                  -> docs/pictures/length.png
 
 from collections.abc import Mapping
 
-from experiments import LENGTH_ARMS, LENGTHS, dense_arm
+from experiments import LENGTH_ARMS, LENGTHS
 from paired import Estimate, deficit, text
 from recipe import read
 from report_runs import save
 
 from tf_scalecom.base.pictures import pyplot
 
-_COLORS = ("tab:orange", "tab:blue", "tab:red", "tab:green")
+_COLORS = ("tab:orange", "tab:olive", "tab:blue", "tab:red", "tab:green")
 
 
 def deficits() -> dict[str, dict[int, Estimate]]:
@@ -24,8 +24,8 @@ def deficits() -> dict[str, dict[int, Estimate]]:
         of_arm[int(row["seed"])] = float(row["percent"])
     found: dict[str, dict[int, Estimate]] = {}
     for experiment in LENGTHS:
-        for name in LENGTH_ARMS:
-            dense = percents.get((experiment.name, dense_arm(name)))
+        for name, arm in LENGTH_ARMS.items():
+            dense = percents.get((experiment.name, arm.dense))
             compressed = percents.get((experiment.name, name))
             if dense and compressed:
                 lost = deficit(dense, compressed)
@@ -48,16 +48,17 @@ def print_table(found: Mapping[str, Mapping[int, Estimate]]) -> None:
 def draw(found: Mapping[str, Mapping[int, Estimate]]) -> None:
     """A curve for each optimizer."""
     figure, axis = pyplot().subplots(figsize=(8, 5), layout="constrained")
-    for (name, of_arm), color in zip(found.items(), _COLORS, strict=True):
+    colors = dict(zip(LENGTH_ARMS, _COLORS, strict=True))
+    for name, of_arm in found.items():
         means = [lost.mean for lost in of_arm.values()]
-        axis.plot(list(of_arm), means, marker="o", color=color, label=name)
+        axis.plot(list(of_arm), means, marker="o", color=colors[name], label=name)
     axis.axhline(0, color="black", linewidth=0.8)
     axis.set_xscale("log")
     axis.set_xlabel("steps")
     axis.set_ylabel("points lost to the same optimizer, dense")
     axis.set_title(LENGTHS[0].title.rpartition(",")[0] + ", 100x", fontsize=9)
     axis.grid(alpha=0.3)
-    figure.legend(loc="outside upper center", ncols=len(found))
+    figure.legend(loc="outside upper center", ncols=2)
     save(figure, "length.png")
 
 

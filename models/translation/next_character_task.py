@@ -31,7 +31,7 @@ class NextCharacterTask:
         self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def build_model(self) -> keras.Model:
-        """A model of 46,880 weights."""
+        """A model of 46,816 weights."""
         return keras.Sequential(
             [
                 keras.Input((CONTEXT,), dtype="int32"),

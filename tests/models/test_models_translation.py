@@ -6,6 +6,7 @@ import math
 import beam_search
 import debian_descriptions
 import keras
+import next_character_task
 import numpy as np
 import package_files
 import pytest
@@ -17,6 +18,7 @@ import translation_data
 import wmt14
 from hyperparameters import ratio_of, stated_ratios
 
+from tf_scalecom.simulate import Simulation, SimulationConfig
 from tf_scalecom.wire.auto_ratio import auto_ratios
 
 ALONE = tf.distribute.get_strategy()
@@ -341,3 +343,22 @@ def test_wmt14_has_the_features_that_are_read(tmp_path):
     with tfds.testing.mock_data(num_examples=3):
         pairs = wmt14._pairs(wmt14.tfds_source.read(wmt14.NAME, "test", str(tmp_path), wmt14.ALONE))
     assert len(pairs) == 3 and all(math.prod(map(len, pair)) for pair in pairs)
+
+
+# --- The next character --------------------------------------------------------------------------
+
+
+def test_characters_are_told_from_those_before_them():
+    task = next_character_task.NextCharacterTask(["abc" * 20, "Ä é" * 9], ["abc" * 30])
+    assert task.train_size == 60 + 1 + 27 - next_character_task.CONTEXT
+    batch = task.batch(np.array([0, 44, 50]))
+    assert batch.shape == (3, next_character_task.CONTEXT + 1)
+    assert "".join(chr(32 + c) for c in batch[0]) == ("abc" * 20)[:17]
+    # An end of line and what is not ASCII are one character.
+    assert batch[1, -1] == batch[2, 10] == batch[2, 11] == next_character_task.CHARACTERS - 1
+    config = SimulationConfig(learners=2, batch_size=8, steps=80, learning_rate=0.5)
+    simulation = Simulation(task, config)
+    assert simulation.model.count_params() == 46_816
+    for _ in range(config.steps):
+        simulation.advance()
+    assert task.evaluate(simulation.model)["character_accuracy"] > 0.9  # chance: a third
