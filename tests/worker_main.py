@@ -70,8 +70,8 @@ def answer(control: Connection, *first_arguments):
 def collect_rarely() -> None:
     """Have garbage collected where all is imported, seldom and without a look at what is there.
 
-    TensorFlow's and Keras's half a million objects stay, and what traces a graph makes many that
-    stay with it: by Python's own measure collections take a tenth of the tests' time.
+    TensorFlow's and Keras's half a million objects stay, and so do many of those that tracing a
+    graph makes.
     """
     gc.freeze()
     gc.set_threshold(_OBJECTS_PER_COLLECTION)

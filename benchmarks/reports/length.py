@@ -1,7 +1,9 @@
 """What 100x loses to dense, by the number of steps: when the paper's own optimizers stop mattering.
 
-python benchmarks/reports/recipe.py --only length    makes the runs
-python benchmarks/reports/length.py                  -> docs/pictures/length.png, and the table
+    python benchmarks/reports/recipe.py --only length    makes the runs
+    python benchmarks/reports/length.py                  -> docs/pictures/length.png, and the table
+
+It reads docs/data/recipe.csv.
 """
 
 from collections.abc import Mapping

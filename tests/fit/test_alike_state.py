@@ -219,7 +219,7 @@ def test_metrics_of_each_workers_own_are_refused(cluster):
 
 
 class Keeps(keras.layers.Layer):
-    """Variables of all dtypes, which it counts up."""
+    """Variables of other dtypes, which it counts up."""
 
     def build(self, shape):
         dtypes = "float16", "bfloat16", "float64", "int8", "int64", "uint8", "bool"

@@ -202,8 +202,7 @@ def many_uneven_epochs(strategy, epochs):
     x, y = digits(16 * (8 + rank) + 5, seed=rank)
 
     def optimizer():
-        inner = keras.optimizers.SGD(0.01, momentum=0.9)
-        return sc.ScaleComOptimizer(inner, 20, beta=0.5)
+        return sc.ScaleComOptimizer(keras.optimizers.SGD(0.01, momentum=0.9), 20, beta=0.5)
 
     model = dense_model(strategy, optimizer, steps_per_execution=4)
     data = own_batches(strategy, x, y, 16)

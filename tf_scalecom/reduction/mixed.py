@@ -56,13 +56,13 @@ class MixedTopK(CltK):
             for own in state
         ]
         sums = communicator.all_reduce(pictures)
-        mixes = tf.cast(step % self._every == 0, tf.float32) / communicator.num_replicas
+        mixes = tf.cast(step % self._every == 0, tf.float32)
         mixed = []
         for own, own_pictures, own_sums in zip(gradients, pictures, sums, strict=True):
             own = list(own)
             for i, mine, total in zip(plan.compressed, own_pictures, own_sums, strict=True):
-                towards = mixes * (total - communicator.num_replicas * mine)
-                own[i] += tf.cast(towards, own[i].dtype)
+                towards_mean = mixes * (total / communicator.num_replicas - mine)
+                own[i] += tf.cast(towards_mean, own[i].dtype)
             mixed.append(own)
         return super().propose(mixed, plan, state, step, communicator)
 
@@ -72,10 +72,9 @@ class MixedTopK(CltK):
         rows = []
         for row, tensor in zip(report.rows, plan.tensors, strict=True):
             if not tensor.is_dense:
-                of_picture = _ELEMENT_BYTES[
-                    self._levels
-                ] * tensor.elements + _MAGNITUDE_BYTES * _chunks(tensor)
-                sent = row.bytes_sent + (num_replicas - 1) * of_picture / self._every
+                picture_bytes = _ELEMENT_BYTES[self._levels] * tensor.elements
+                picture_bytes += _MAGNITUDE_BYTES * _chunks(tensor)
+                sent = row.bytes_sent + (num_replicas - 1) * picture_bytes / self._every
                 ratio = bytes_ratio(row.bytes_dense, sent)
                 row = dataclasses.replace(row, bytes_sent=sent, ratio=ratio)
             rows.append(row)
