@@ -163,6 +163,9 @@ inline std::vector<Case> cases() {
   return list;
 }
 
+// From this stride on large lists are taken once.
+constexpr uint64_t kSlowStride = 100;
+
 // The backends take turns. `stride` runs every so many cases: slow builds take fewer.
 inline void sweep(const std::vector<Backend>& backends, uint64_t stride) {
   for (const Backend& backend : backends) check_flags(backend);
@@ -192,7 +195,7 @@ inline void sweep(const std::vector<Backend>& backends, uint64_t stride) {
   many_exact.shapes = {exact(1300000, 13000), exact(5, 2), exact(1048577, 1), exact(70000, 70000)};
   many_exact.exact_selection = true;
   many_exact.name = "many exact";
-  for (Data data : {Data::kNormal, Data::kTies, Data::kZero, Data::kRising}) {
+  for (Data data : {Data::kTies, Data::kNormal, Data::kZero, Data::kRising}) {
     for (const Case& c : {many, many_exact}) {
       check_step(backends.back(), c, SCALECOM_FLOAT32, SCALECOM_FLOAT32, data, INFINITY, 1.0f, 0,
                  false, ++seed);
@@ -200,6 +203,7 @@ inline void sweep(const std::vector<Backend>& backends, uint64_t stride) {
                  false, ++seed);
       steps += 2;
     }
+    if (stride >= kSlowStride) break;
   }
   printf("%lld steps equal to the reference\n", static_cast<long long>(steps));
 }

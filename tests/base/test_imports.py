@@ -160,7 +160,6 @@ def saved(tmp_path_factory):
     [
         "import tf_scalecom, keras",
         "import keras, tf_scalecom",
-        "import tf_scalecom, tensorflow, keras",
     ],
 )
 @pytest.mark.slow

@@ -102,9 +102,9 @@ def noisy(images):
 
 
 keras.utils.set_random_seed(0)
-images, _ = real_data.clothing(600)
-train = noisy(images[:500]).cache().shuffle(500, seed=0, reshuffle_each_iteration=False).batch(64)
-validation = noisy(images[500:]).batch(64)
+images, _ = real_data.clothing(400)
+train = noisy(images[:300]).cache().shuffle(300, seed=0, reshuffle_each_iteration=False).batch(64)
+validation = noisy(images[300:]).batch(64)
 
 strategy = sc.MultiWorkerMirroredStrategy()
 with strategy.scope():
