@@ -47,9 +47,9 @@ def write_prompts(folder):
 TRANSLATION = ["--vocabulary=60", "--max_length=16", "--num_layers=1", "--width=32", "--heads=2",
                "--feed_forward=64", "--dropout=0", "--beam=2", "--bleu_sentences=0",
                "--adam_beta_1=0", "--adam_beta_2=0.999", "--learning_rate=0.01",
-               "--ramp_steps=20", "--steps_per_epoch=200"]  # fmt: skip
+               "--ramp_steps=20", "--steps_per_epoch=120"]  # fmt: skip
 SPEECH = ["--num_layers=1", "--units=16", "--bottleneck=16", "--labels=utterance",
-          "--steps_per_epoch=100"]  # fmt: skip
+          "--steps_per_epoch=50"]  # fmt: skip
 
 
 @pytest.mark.multi_worker
