@@ -4,6 +4,7 @@ import fcntl
 import gc
 import os
 import shutil
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from worker_main import collect_rarely, rewrite_graphs, split_cpu
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set TensorFlow up, before any test module can make it initialise its devices."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started with `&`: children would too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None) is None:  # it does not only hand tests out
         # Until the test modules are imported: there is much to look at and nothing to collect.
         gc.disable()
