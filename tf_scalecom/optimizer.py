@@ -21,6 +21,7 @@ from tf_scalecom.state import model_files
 from tf_scalecom.update import hierarchy, keras_hooks
 from tf_scalecom.update.first_moment import warn_of_loss
 from tf_scalecom.update.gradient_norm import GradientNorm
+from tf_scalecom.update.leader_choice import LeaderChoice
 from tf_scalecom.update.residual_reset import ResidualReset
 from tf_scalecom.update.route import route
 from tf_scalecom.update.skip_warning import SkipWarning
@@ -246,6 +247,7 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
             skip_warning=SkipWarning(_SKIP_ADVICE),
             residual_reset=ResidualReset(),
             gradient_norm=GradientNorm(),
+            leader_choice=LeaderChoice(),
             hierarchical=self.hierarchical,
         )
         self._trainable_variables = list(variables)
@@ -332,6 +334,11 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
     def gradient_norm(self) -> GradientNorm:
         """Measures the gradients of the variables that have a residual, once it is told to."""
         return self._built_state("gradient_norm").gradient_norm
+
+    @property
+    def leader_choice(self) -> LeaderChoice:
+        """Measures how well the leader's choice suits this worker, once it is told to."""
+        return self._built_state("leader_choice").leader_choice
 
     def compression_report(
         self, num_replicas: int | None = None, *, step: int | None = None

@@ -93,6 +93,8 @@ def test_bytes_of_warm_up_and_compressed_steps(cluster, tmp_path):
         np.testing.assert_allclose(history["total_ratio"], total_ratio)
         assert history["skipped_steps"] == [0, 0]
         assert history["residual_norm"][1] == pytest.approx(norm, rel=1e-5) and norm > 0
+        assert math.isnan(history["caught"][0]) == (rank == 1)  # step 3, the last, is worker 1's
+        assert 0.5 < history["caught"][1] < 1
         if rank == 0:
             for name, values in history.items():
                 if name != "loss":
@@ -106,10 +108,11 @@ def test_bytes_of_warm_up_and_compressed_steps(cluster, tmp_path):
 class WeightsBefore(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         self.weights = [w.numpy() for w in self.model.trainable_variables]
+        (self.residuals,) = self.model.optimizer.residuals.values()
 
 
-def residual_to_gradient(strategy, path, hierarchical=False):
-    """What the monitor says about the last step, and the same by hand."""
+def measured_and_by_hand(strategy, path, hierarchical=False):
+    """What the monitor says about the last step, and the same by hand: a ratio, what is caught."""
     model = build(strategy, hierarchical=hierarchical)
     before = WeightsBefore()
     monitor = sc.callbacks.CompressionMonitor(csv_path=path, update_freq=1)
@@ -125,17 +128,23 @@ def residual_to_gradient(strategy, path, hierarchical=False):
     ][strategy.extended._id_in_cluster :: 2]  # workers take the parts of a batch in turn
     gradient = np.sum(gradients, axis=0) if hierarchical else gradients[0]
     (parts,) = model.optimizer.residuals.values()
-    return np.linalg.norm(parts[0]) / np.linalg.norm(gradient), (
-        lines(path)[-1] if strategy.extended._is_chief else None
-    )
+    ratio = np.linalg.norm(parts[0]) / np.linalg.norm(gradient)
+    squares = np.square(before.residuals[0] + gradient).reshape(-1, 10)
+    is_sent = (model.trainable_variables[0].numpy() != kernel).reshape(-1, 10)
+    looked_at = np.linspace(0, len(squares) - 1, 64).astype(int)
+    share = (squares * is_sent)[looked_at].sum() / squares[looked_at].max(axis=1).sum()
+    exchanging = 2 if hierarchical else replicas
+    caught = (1 + (exchanging - 1) * share) / exchanging
+    return ratio, caught, lines(path)[-1] if strategy.extended._is_chief else None
 
 
 @pytest.mark.parametrize("hierarchical", [False, True])
-def test_residual_against_the_gradient_of_the_same_step(cluster, tmp_path, hierarchical):
+def test_residual_and_choice_against_the_gradient_of_the_same_step(cluster, tmp_path, hierarchical):
     workers = cluster(2, logical_cpus=2)
     path = str(tmp_path / "all.csv")
-    (expected, line), _ = workers.run(residual_to_gradient, path, hierarchical=hierarchical)
-    assert line["residual_to_gradient"] == pytest.approx(expected, rel=1e-4)
+    (ratio, caught, line), _ = workers.run(measured_and_by_hand, path, hierarchical=hierarchical)
+    assert line["residual_to_gradient"] == pytest.approx(ratio, rel=1e-4)
+    assert line["caught"] == pytest.approx(caught, rel=1e-4)
     exchanging = 2 if hierarchical else 4
     ring = 2 * (exchanging - 1) / exchanging
     assert line["bytes_dense"] == pytest.approx(DENSE * ring)

@@ -36,10 +36,15 @@ class CompressionMonitor(keras.callbacks.Callback):
       a step among the last 20 (among the last `update_freq`, if that is less). NaN if none was
       finite, they were all zero, or XLA compiles the step. Large and growing: much is held back
       for long.
+    * `caught`: energy of what is sent by that of the best choice of as many elements, which would
+      know the sum over all workers; an estimate by what of this worker's own best choice the
+      leader's catches, in a step among the last 20 or so. NaN during the warm-up, with
+      `selection="exact"`, and where XLA compiles the step. Small: few workers with large batches
+      learn better than many with small ones.
 
-    The two norms are those of a worker's own first replica; everything else is the same on all.
-    The monitor does nothing that workers must do together, so it may be given to all of them, or
-    to one. Only the first worker writes files.
+    The two norms and `caught` are of a worker's own first replica; everything else is the same on
+    all. The monitor does nothing that workers must do together, so it may be given to all of them,
+    or to one. Only the first worker writes files.
 
     Args:
         log_dir: folder for TensorBoard, with scalars "compression/<name>" by the optimizer's step;
@@ -94,7 +99,8 @@ class CompressionMonitor(keras.callbacks.Callback):
         every = _STEPS_PER_GRADIENT_NORM
         if self.update_freq != "epoch":
             every = min(every, self.update_freq)
-        if self._optimizer.gradient_norm.start(every):
+        measures = self._measures()
+        if any([measure.start(every) for measure in measures]):
             self.model.make_train_function(force=True)
         self._traffic = Traffic(self._optimizer)
         self._reports = None
@@ -134,7 +140,11 @@ class CompressionMonitor(keras.callbacks.Callback):
             self._report()
         self._reports = None  # closes their files
         # A fit that ends by an error does not come here: the next one with a monitor does.
-        self._optimizer.gradient_norm.stop()
+        for measure in self._measures():
+            measure.stop()
+
+    def _measures(self):
+        return self._optimizer.gradient_norm, self._optimizer.leader_choice
 
     def _step(self):
         return int(self._optimizer.iterations.numpy())
@@ -145,6 +155,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         total = self._traffic.between(0, step)
         residual = self._residual_norm()
         gradient = self._optimizer.gradient_norm.value()
+        replicas = self._optimizer.compression_report().num_replicas
         return {
             "bytes_sent": mean.sent,
             "bytes_dense": mean.dense,
@@ -155,6 +166,7 @@ class CompressionMonitor(keras.callbacks.Callback):
             "skipped_steps": int(self._optimizer.skipped_steps.numpy()),
             "residual_norm": residual,
             "residual_to_gradient": residual / gradient if gradient else math.nan,
+            "caught": self._optimizer.leader_choice.caught(replicas),
         }
 
     def _residual_norm(self):

@@ -54,6 +54,11 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     return strategy.extended._num_workers
 
 
+def worker(strategy: tf.distribute.Strategy) -> int:
+    """The number of this one."""
+    return strategy.extended._id_in_cluster
+
+
 def exchange(
     gradients: Sequence[Sequence[Gradient]],
     plan: Plan,

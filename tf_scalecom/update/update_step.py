@@ -17,8 +17,9 @@ from tf_scalecom.reduction.clipping import Clipping
 from tf_scalecom.reduction.communicator import per_replica
 from tf_scalecom.reduction.exchange import Exchanged
 from tf_scalecom.reduction.method import Method
-from tf_scalecom.update import forward_state, gradient_sets
+from tf_scalecom.update import forward_state, gradient_sets, hierarchy
 from tf_scalecom.update.gradient_norm import GradientNorm
+from tf_scalecom.update.leader_choice import LeaderChoice
 from tf_scalecom.update.residual_reset import ResidualReset
 from tf_scalecom.update.route import route
 from tf_scalecom.update.skip_warning import SkipWarning
@@ -40,6 +41,7 @@ class CompressionState:
         skip_warning: is told of each update that is skipped.
         residual_reset: is shown in each update that is skipped what differs between replicas.
         gradient_norm: is shown the gradients of each update.
+        leader_choice: is shown what each update sends.
         hierarchical: whether the replicas of a worker sum their gradients before the exchange; what
             the method keeps is then of the worker.
     """
@@ -52,6 +54,7 @@ class CompressionState:
     skip_warning: SkipWarning
     residual_reset: ResidualReset
     gradient_norm: GradientNorm
+    leader_choice: LeaderChoice
     hierarchical: bool
 
 
@@ -122,12 +125,15 @@ class UpdateStep:
             self._inner.iterations, lambda: self._with_residual(gradients, way.num_replicas)
         )
         state = _parts_by_replica(strategy, [v.value for v in self._kept], len(gradients))
+        ids = strategy.experimental_local_results(replica_ids)
+        sampled = self._sampled(strategy, way, gradients, state, ids)
         with gradient_sets.reducing(strategy.extended):
-            exchanged = self._exchange(
-                way, gradients, state, strategy.experimental_local_results(replica_ids)
-            )
+            exchanged = self._exchange(way, gradients, state, ids)
 
         def apply():
+            self._state.leader_choice.after(
+                self._inner.iterations, sampled, exchanged.gradients[0], self._plan
+            )
             reduced = [per_replica(g, mirrored=True) for g in _transposed(exchanged.gradients)]
             with _gradients_already_reduced(self._inner):
                 strategy.extended.call_for_each_replica(self._inner_update, args=(reduced,))
@@ -160,6 +166,27 @@ class UpdateStep:
         if self._clipping:
             own = self._clipping.clip_own(own, self._plan, num_replicas)
         return [own[i] for i in self._plan.compressed]
+
+    def _sampled(self, strategy, way, gradients, state, replica_ids):
+        """What is measured of the leader's choice before the exchange, if that has a leader."""
+        if way.num_replicas == 1 or not self._state.method.bounded:
+            return []
+        step = tf.convert_to_tensor(self._inner.iterations)
+        own = hierarchy.worker(strategy) if self._state.hierarchical else replica_ids[0]
+
+        def is_led_by_others():
+            led = tf.cast(step % way.num_replicas, tf.int32) != own
+            if self._state.warmup:
+                led &= step >= self._state.warmup[-1].end
+            return led
+
+        return self._state.leader_choice.before(
+            step,
+            is_led_by_others,
+            lambda: self._with_residual(gradients, way.num_replicas),
+            state[0],
+            self._plan,
+        )
 
     def _exchange(self, way, gradients, state, replica_ids) -> Exchanged:
         step = tf.convert_to_tensor(self._inner.iterations)
