@@ -5,6 +5,7 @@ algorithm gives, so that a float32 implementation must agree exactly on offsets 
 order of the sum over replicas, on values.
 """
 
+import ml_dtypes
 import numpy as np
 
 
@@ -56,18 +57,71 @@ def scalecom_step(
     return reduced, next_residuals, indices
 
 
-def mixed(residuals, gradients, chunk_size, levels):
-    """Gradients of a step before which residuals are made alike by pictures of themselves."""
-    pictures = np.zeros_like(residuals)
-    for own, picture in zip(residuals, pictures, strict=True):
+def pictures_of(values, chunk_size, kind):
+    """Of each replica's chunks: signs with a mean magnitude, or the largest, in bfloat16."""
+    pictures = np.zeros_like(values)
+    for own, picture in zip(values, pictures, strict=True):
         for start in range(0, len(own), chunk_size):
             chunk = own[start : start + chunk_size]
+            shown = picture[start : start + chunk_size]
             size = np.abs(chunk)
-            drawn = size > 0.7 * size.mean() if levels == 3 else np.full(len(chunk), True)
+            if kind == "largest":
+                shown[size.argmax()] = chunk[size.argmax()]
+                continue
+            drawn = np.full(len(chunk), True)
+            if kind == "large_signs":
+                drawn = size > 0.7 * size.mean()
             if drawn.any():
-                signs = np.where(chunk < 0, -1, 1) * drawn
-                picture[start : start + chunk_size] = signs * size[drawn].mean()
+                shown[:] = np.where(chunk < 0, -1, 1) * drawn * size[drawn].mean()
+    return pictures.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def mixed(residuals, gradients, chunk_size, kind):
+    """Gradients of a step before which residuals are made alike by pictures of themselves."""
+    pictures = pictures_of(residuals, chunk_size, kind)
     return gradients + (pictures.mean(axis=0) - pictures)
+
+
+def collected(residuals, gradients, step, chunk_size, every, kind):
+    """Gradients of a step in which owners are handed a part of their chunks' residuals.
+
+    Chunk c is owned by replica c mod n; every n chunks are handed over in the same step.
+    """
+    pictures = pictures_of(residuals + gradients, chunk_size, kind)
+    gradients = gradients.copy()
+    n, elements = gradients.shape
+    for chunk in range(-(-elements // chunk_size)):
+        if chunk // n % every == step % every:
+            at, owner = slice(chunk * chunk_size, (chunk + 1) * chunk_size), chunk % n
+            pictures[owner, at] = 0
+            gradients[:, at] -= pictures[:, at]
+            gradients[owner, at] += pictures[:, at].sum(axis=0)
+    return gradients
+
+
+def largest_blocks(compensated, signs, size):
+    """What is ranked by a sketch: of each element, the signed sum of its block over all."""
+    starts = np.arange(0, compensated.shape[1], size)
+    sums = np.add.reduceat(signs * compensated, starts, axis=1)
+    total = sums.astype(ml_dtypes.bfloat16).astype(np.float32).sum(axis=0)
+    return np.repeat(total, size)[: compensated.shape[1]]
+
+
+def factored(squares, shape, moment, beta_2):
+    """Means over rows and columns of a matrix, decayed, and v of them, flat."""
+    squares = squares.reshape(-1, shape[-1])
+    rows, columns = moment
+    rows = beta_2 * rows + (1 - beta_2) * squares.mean(axis=1)
+    columns = beta_2 * columns + (1 - beta_2) * squares.mean(axis=0)
+    return (rows, columns), (np.outer(rows, columns) / rows.mean()).ravel()
+
+
+def adam_step(sums, second_moment, beta_2, step, limit):
+    """Adam's step without a mean, and what of the sums is beyond a limit."""
+    scale = np.sqrt(second_moment / (1 - beta_2 ** (step + 1))) + 1e-7
+    step_of_all = sums / scale
+    taken = np.clip(step_of_all, -limit, limit)
+    return taken, np.where(taken == step_of_all, 0, sums - taken * scale)
 
 
 def led_by_all(compensated, step, chunk_size):

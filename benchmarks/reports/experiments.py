@@ -305,7 +305,7 @@ def who_chooses(recipe: dict, learners: int, batch_size: int) -> tuple[Arm, ...]
         Arm("recipe, residuals mixed by signs", recipe | {"method": "mixed_top_k"}, THREE),
         Arm(
             "recipe, residuals mixed by signs of the large",
-            recipe | {"method": "mixed_top_k", "mix_levels": 3},
+            recipe | {"method": "mixed_top_k", "picture": "large_signs"},
         ),
         Arm("recipe, 50x", recipe | {"compression_ratio": 50}),
         Arm("recipe, oracle", recipe | {"method": "mean_top_k"}, THREE),
@@ -354,6 +354,83 @@ def cause(
         ),
     )
 
+
+HALF = {"compression_ratio": 50, "value_dtype": "bfloat16"}
+# The wire's two bytes that are left are for the largest element of each chunk.
+OWNERS = {
+    "method": "owners_top_k",
+    "value_dtype": "bfloat16",
+    "picture": "largest",
+    "picture_every": 1,
+}
+
+
+def local_steps(of: dict, count: int, progress: str) -> Arm:
+    """Steps of the user's own optimizer, and 100x over all of them."""
+    options = {"local_steps": count, "compression_ratio": 100 / count, "local_progress": progress}
+    options["record_every"] = 80  # in whole rounds
+    return Arm(f"{count} local steps, unsent {progress}", of | options)
+
+
+def ways(of: Experiment, dense: dict, recipe: dict, more: tuple[Arm, ...] = ()) -> Experiment:
+    """The recipe beside other methods of about its bytes, and `more` of them."""
+    owners = recipe | OWNERS
+    return dataclasses.replace(
+        of,
+        name=f"ways-{of.name}",
+        title=f"As {of.name}: methods of about equal bytes",
+        arms=(
+            Arm("dense", dense, THREE),
+            Arm("recipe, 100x", recipe, THREE),
+            Arm("recipe, 50x, bfloat16 wire", recipe | HALF),
+            Arm("a share each", recipe | {"method": "shares_top_k"}, THREE),
+            Arm("owners, 100x", owners, THREE),
+            Arm("owners, 92x", owners | {"compression_ratio": 92}, THREE),
+            *more,
+        ),
+    )
+
+
+# Plain SGD takes the steps of the methods that make Adam's.
+FACTORED = {"method": "factored_moment_top_k"}
+ADAM_STEP = {"optimizer": "sgd", "learning_rate": 4e-3} | ramp(160)
+LOCAL_ADAM = {"adam_beta_2": 0.98, "learning_rate": 4e-3}
+
+WAYS = (
+    ways(
+        TRANSLATION,
+        DENSE_ADAM,
+        ADAM_RECIPE,
+        (
+            Arm(
+                "owners, signs every 10 steps, float32 wire",
+                ADAM_RECIPE | {"method": "owners_top_k"},
+            ),
+            Arm(
+                "sketch of blocks of 64, 200x",
+                ADAM_RECIPE
+                | {"method": "sketch_top_k", "chunk_keep": 64, "compression_ratio": 200},
+            ),
+            *(
+                Arm(f"factored second moment, {name}", ADAM_STEP | FACTORED | {"step_limit": limit})
+                for name, limit in {"no limit": None, "limit 10": 10, "limit 3": 3}.items()
+            ),
+            Arm(
+                "second moment sent, 180x, limit 10",
+                ADAM_STEP
+                | {"method": "sent_moment_top_k", "compression_ratio": 180, "step_limit": 10},
+            ),
+            *(
+                local_steps(LOCAL_ADAM, count, progress)
+                for count in (2, 4, 8)
+                for progress in ("dropped", "kept")
+            ),
+        ),
+    ),
+    ways(SPEECH, DENSE | dense_warmup(60), RECIPE),
+    ways(IMAGE_4, DENSE | dense_warmup(150), RECIPE),
+    ways(IMAGE_64, DENSE | dense_warmup(150), RECIPE),
+)
 
 CAUSES = (
     cause(
@@ -462,6 +539,7 @@ EXPERIMENTS = (
     LONG_TRANSLATION,
     SPEECH,
     *CAUSES,
+    *WAYS,
     *LENGTHS,
 )
 CONVERGENCE = (IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)

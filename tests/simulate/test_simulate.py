@@ -8,7 +8,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import led_by_all, mixed, scalecom_step
+from reference import (
+    adam_step,
+    collected,
+    factored,
+    largest_blocks,
+    led_by_all,
+    mixed,
+    scalecom_step,
+)
 from simulated_task import LinearClasses
 
 import tf_scalecom as sc
@@ -58,15 +66,23 @@ def leader_of(method, step, chunk_size):
         return lambda compensated: compensated.sum(axis=0)
     if method == "shares_top_k":
         return lambda compensated: led_by_all(compensated, step, chunk_size)
+    if method == "owners_top_k":
+        return lambda compensated: led_by_all(compensated, 0, chunk_size)
     return step % 4
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"mix_every": 3}, {"beta": 0.3, "chunk_keep": 4, "mix_levels": 3}],
-    ids=["plain", "filtered"],
+    [
+        {"picture_every": 3},
+        {"beta": 0.3, "chunk_keep": 4, "picture": "large_signs"},
+        {"picture": "largest", "picture_every": 2},
+    ],
+    ids=["plain", "filtered", "largest"],
 )
-@pytest.mark.parametrize("method", ["clt_k", "mean_top_k", "shares_top_k", "mixed_top_k"])
+@pytest.mark.parametrize(
+    "method", ["clt_k", "mean_top_k", "shares_top_k", "mixed_top_k", "owners_top_k"]
+)
 def test_four_learners_agree_with_the_specification_for_20_steps(method, changes):
     config = dataclasses.replace(SMALL, method=method, **changes)
     recorded = recorded_gradients()
@@ -77,8 +93,17 @@ def test_four_learners_agree_with_the_specification_for_20_steps(method, changes
     residuals = np.zeros((4, tensor.elements), np.float32)
     for step, gradients in enumerate(recorded):
         own_gradients = np.stack([own[position].ravel() for own in gradients])
-        if method == "mixed_top_k" and step % config.mix_every == 0:
-            own_gradients = mixed(residuals, own_gradients, tensor.chunk_size, config.mix_levels)
+        if method == "mixed_top_k" and step % config.picture_every == 0:
+            own_gradients = mixed(residuals, own_gradients, tensor.chunk_size, config.picture)
+        if method == "owners_top_k":
+            own_gradients = collected(
+                residuals,
+                own_gradients,
+                step,
+                tensor.chunk_size,
+                config.picture_every,
+                config.picture,
+            )
         expected, residuals, indices = scalecom_step(
             residuals,
             own_gradients,
@@ -95,6 +120,129 @@ def test_four_learners_agree_with_the_specification_for_20_steps(method, changes
             np.testing.assert_allclose(
                 reduced[step][dense], sum(own[dense] for own in gradients), rtol=0, atol=1e-6
             )
+
+
+def test_a_sketch_agrees_with_the_specification_for_20_steps():
+    config = dataclasses.replace(SMALL, method="sketch_top_k", chunk_keep=7)
+    recorded = recorded_gradients()
+    reduced, _, schedule = replayed(recorded, config)
+    (position,) = schedule.final.compressed
+    tensor = schedule.final.tensors[position]
+    assert tensor.elements % tensor.chunk_size
+    residuals = np.zeros((4, tensor.elements), np.float32)
+    for step, gradients in enumerate(recorded):
+        drawn = tf.random.stateless_uniform(tensor.shape, [config.seed, step * 2**16 + position])
+        signs = np.where(drawn.numpy().ravel() < 0.5, -1, 1)
+        expected, residuals, _ = scalecom_step(
+            residuals,
+            np.stack([own[position].ravel() for own in gradients]),
+            functools.partial(largest_blocks, signs=signs, size=tensor.chunk_keep),
+            config.beta,
+            tensor.chunk_size,
+            tensor.chunk_keep,
+            tensor.compression_ratio,
+        )
+        np.testing.assert_allclose(reduced[step][position].ravel(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [None, 2.0])
+@pytest.mark.parametrize("method", ["factored_moment_top_k", "sent_moment_top_k"])
+def test_second_moments_agree_with_the_specification_for_20_steps(method, limit):
+    beta_2 = 0.9
+    config = dataclasses.replace(SMALL, method=method, adam_beta_2=beta_2, step_limit=limit)
+    recorded = recorded_gradients()
+    reduced, _, schedule = replayed(recorded, config)
+    (position,) = schedule.final.compressed
+    tensor = schedule.final.tensors[position]
+    residuals, waiting = np.zeros((2, 4, tensor.elements), np.float32)
+    moment, age = np.zeros((2, tensor.elements), np.float32)
+    factors = np.zeros(tensor.shape[0]), np.zeros(tensor.shape[1])
+    of_dense = [0.0] * len(schedule.final.tensors)
+    limited = False
+    for step, gradients in enumerate(recorded):
+        own = np.stack([own[position].ravel() for own in gradients])
+        sums, residuals, indices = scalecom_step(
+            residuals, own, step % 4, 1.0, tensor.chunk_size, tensor.chunk_keep,
+            tensor.compression_ratio,
+        )  # fmt: skip
+        if method == "factored_moment_top_k":
+            squares = np.square(own).sum(axis=0)
+            factors, second_moment = factored(squares, tensor.shape, factors, beta_2)
+        else:
+            waiting, age = waiting + np.square(own), age + 1
+            now = beta_2 ** age[indices] * moment[indices]
+            moment[indices] = now + (1 - beta_2) * waiting[:, indices].sum(axis=0)
+            waiting[:, indices], age[indices] = 0, 0
+            second_moment = moment
+        expected, beyond = adam_step(sums, second_moment, beta_2, step, limit or np.inf)
+        residuals += beyond.astype(np.float32) / 4
+        limited |= bool(np.any(beyond))
+        np.testing.assert_allclose(reduced[step][position].ravel(), expected, rtol=2e-5, atol=1e-5)
+        for dense in schedule.final.dense:
+            total = sum(own[dense] for own in gradients)
+            of_dense[dense] = beta_2 * of_dense[dense] + (1 - beta_2) * np.square(total)
+            expected, _ = adam_step(total, of_dense[dense], beta_2, step, np.inf)
+            np.testing.assert_allclose(reduced[step][dense], expected, rtol=2e-5, atol=1e-5)
+    assert limited == (limit is not None)
+
+
+def gradients_of(weights, points, labels):
+    """Of the mean loss of `LinearClasses`, in NumPy."""
+    kernel, bias, last_kernel, last_bias = weights
+    hidden = points @ kernel + bias
+    active = np.maximum(hidden, 0)
+    logits = active @ last_kernel + last_bias
+    likely = np.exp(logits - logits.max(axis=1, keepdims=True))
+    wrong = likely / likely.sum(axis=1, keepdims=True)
+    wrong[np.arange(len(labels)), labels] -= 1
+    wrong /= len(labels)
+    back = wrong @ last_kernel.T * (hidden > 0)
+    return [points.T @ back, back.sum(axis=0), active.T @ wrong, wrong.sum(axis=0)]
+
+
+@pytest.mark.parametrize("progress", ["dropped", "kept"])
+def test_local_steps_agree_with_the_specification_for_20_exchanges(progress):
+    config = dataclasses.replace(
+        SMALL, steps=40, local_steps=2, momentum=0.9, record_every=10, local_progress=progress
+    )
+    task = LinearClasses()
+    simulation = Simulation(task, config)
+    weights = [v.numpy() for v in simulation.model.trainable_variables]
+    order = DataOrder(task.train_size, 4, config.batch_size, config.seed)
+    (position,) = simulation.plan.compressed
+    tensor = simulation.plan.tensors[position]
+    residuals = np.zeros((4, tensor.elements), np.float32)
+    velocities = [[np.zeros_like(w) for w in weights] for _ in range(4)]
+    for exchange in range(20):
+        progresses = []
+        for learner in range(4):
+            own = [w.copy() for w in weights]
+            if progress == "kept":
+                own[position] -= 4 * residuals[learner].reshape(tensor.shape)
+            start = [w.copy() for w in own]
+            for step in (2 * exchange, 2 * exchange + 1):
+                batch = task.batch(order.indices(step, learner))
+                rate = learning_rate(config, step)
+                for i, gradient in enumerate(gradients_of(own, *batch)):
+                    velocities[learner][i] = 0.9 * velocities[learner][i] - rate * gradient
+                    own[i] += velocities[learner][i]
+            progresses.append([(s - w) / 4 for s, w in zip(start, own, strict=True)])
+        sums = [sum(parts) for parts in zip(*progresses, strict=True)]
+        sent, residuals, _ = scalecom_step(
+            residuals,
+            np.stack([own[position].ravel() for own in progresses]),
+            exchange % 4,
+            1.0,
+            tensor.chunk_size,
+            tensor.chunk_keep,
+            tensor.compression_ratio,
+        )
+        sums[position] = sent.reshape(tensor.shape)
+        weights = [w - s for w, s in zip(weights, sums, strict=True)]
+        simulation.advance()
+        for got, expected in zip(simulation.model.trainable_variables, weights, strict=True):
+            np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-5)
+    assert simulation.step == 40
 
 
 def replay_on_worker(strategy, recorded, arguments, clipping):
@@ -140,8 +288,8 @@ def test_what_is_not_sent_is_kept(method):
     config = dataclasses.replace(SMALL, method=method)
     recorded = recorded_gradients()
     reduced, simulation, _ = replayed(recorded, config)
-    if not all(simulation.residuals):
-        pytest.skip(f"{method} keeps nothing")
+    if not all(simulation.residuals) or not simulation.method.conserves:
+        pytest.skip(f"{method} keeps nothing, or sends steps")
     for place, position in enumerate(simulation.plan.compressed):
         total = sum(own[position] for gradients in recorded for own in gradients)
         sent = sum(gradients[position] for gradients in reduced)
@@ -331,10 +479,20 @@ def test_bytes_follow_the_stated_formulas(learners):
     assert sent("clt_k") == pytest.approx(values + kept * ring / 2)
     assert sent("mean_top_k") == sent("shares_top_k") == sent("clt_k")
     pictures = (large / 8 + 2 * large / SMALL.compression_ratio) * (learners - 1)
-    assert sent("mixed_top_k", mix_every=4) == pytest.approx(sent("clt_k") + pictures / 4)
-    assert sent("mixed_top_k", mix_every=1, mix_levels=3) == pytest.approx(
+    assert sent("mixed_top_k", picture_every=4) == pytest.approx(sent("clt_k") + pictures / 4)
+    assert sent("mixed_top_k", picture_every=1, picture="large_signs") == pytest.approx(
         sent("clt_k") + pictures + large * (1 / 5 - 1 / 8) * (learners - 1)
     )
+    assert sent("clt_k", value_dtype="bfloat16") == pytest.approx(
+        2 * (kept + 1) * ring + 4 * small * ring + kept * ring / 2
+    )
+    factors = 4 * (40 + 60) * ring
+    assert sent("factored_moment_top_k") == pytest.approx(sent("clt_k") + factors)
+    assert sent("sent_moment_top_k") == pytest.approx(sent("clt_k") + 4 * kept * ring)
+    sketched = sent("sketch_top_k", chunk_keep=8) - 2 * large / 8 * ring
+    assert sketched == pytest.approx(sent("random_k", chunk_keep=8))
+    handed = pictures / learners
+    assert sent("owners_top_k", picture_every=4) == pytest.approx(sent("clt_k") + handed / 4)
     # An exact selection's offsets take two bytes each.
     exact = sent("mean_top_k", selection="exact")
     assert exact == pytest.approx(values + 2 * kept * ring / 2)
@@ -366,6 +524,17 @@ def test_a_leader_that_chose_as_the_sum_would_is_measured_so():
     assert measured["contraction"] == pytest.approx(measured["gamma0"], rel=1e-5)
     assert measured["contraction_bound"] == pytest.approx(measured["gamma0"], rel=1e-5)
     assert measured["residual_cosine_distance"] == pytest.approx(0, abs=1e-5)
+    assert measured["caught"] == measured["caught_estimate"] == pytest.approx(1)
+
+
+def test_what_is_caught_is_estimated_by_one_learners_share():
+    config = dataclasses.replace(SMALL, learners=8, steps=60, momentum=0.0)
+    simulation = Simulation(LinearClasses(), config)
+    measured = [simulation.advance(measure=True) for _ in range(config.steps)]
+    caught, estimate = (
+        np.mean([m[name] for m in measured[20:]]) for name in ("caught", "caught_estimate")
+    )
+    assert estimate == pytest.approx(caught, rel=0.25) and estimate < 0.9
 
 
 def test_of_nothing_nothing_is_left():

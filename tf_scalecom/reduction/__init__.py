@@ -28,6 +28,26 @@ METHODS = {
     "mixed_top_k": _Registered(
         "clt_k, and residuals made alike now and then by pictures in few bits", "mixed", "MixedTopK"
     ),
+    "owners_top_k": _Registered(
+        "every learner owns a share of the chunks; the others hand it their residuals in few bits",
+        "owners",
+        "OwnersTopK",
+    ),
+    "factored_moment_top_k": _Registered(
+        "clt_k with Adam's step, by a factored mean of all gradients' squares",
+        "second_moment",
+        "FactoredMomentTopK",
+    ),
+    "sent_moment_top_k": _Registered(
+        "clt_k with Adam's step, by the squares of all gradients that an element waited for",
+        "second_moment",
+        "SentMomentTopK",
+    ),
+    "sketch_top_k": _Registered(
+        "the blocks that are largest in a sketch of the sum over all learners",
+        "chosen_for_all",
+        "SketchTopK",
+    ),
     "local_top_k": _Registered(
         "each learner its own selection; the union grows", "local_top_k", "LocalTopK"
     ),
@@ -36,6 +56,8 @@ METHODS = {
     ),
     "power_sgd": _Registered("low rank with error feedback, the rival", "power_sgd", "PowerSGD"),
 }
+
+PICTURES = ("signs", "large_signs", "largest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +68,19 @@ class MethodOptions:
         compression: what to send, for methods that select elements.
         rank: of a method that sends matrices of a rank.
         seed: of what a method draws at random, alike on all replicas.
-        mix_every: steps between two mixings of residuals.
-        mix_levels: of the pictures by which they are mixed, 2 or 3.
+        picture: what replicas show each other of a residual, one of `PICTURES`.
+        picture_every: steps from one to the next.
+        beta_2: decay of a mean of squares.
+        step_limit: of a method that makes Adam's step, in learning rates; None is none.
     """
 
     compression: CompressionConfig
     rank: int = 1
     seed: int = 0
-    mix_every: int = 10
-    mix_levels: int = 2
+    picture: str = "signs"
+    picture_every: int = 10
+    beta_2: float = 0.999
+    step_limit: float | None = None
 
 
 @functools.cache

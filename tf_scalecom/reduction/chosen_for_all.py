@@ -1,15 +1,15 @@
 """What CLT-k would be if somebody else than the leader chose. For comparison, in simulations."""
 
-import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 from tf_scalecom.reduction import MethodOptions
-from tf_scalecom.reduction.clt_k import Bucket, CltK
+from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.layout import TensorLayout
-from tf_scalecom.wire.report import bytes_ratio, ring_factor
+from tf_scalecom.wire.report import ring_factor
 
 
 class _ChosenForAll(CltK):
@@ -49,7 +49,8 @@ class MeanTopK(_ChosenForAll):
         return cls(options.compression)
 
     def _ranked(self, bucket, step, communicator):
-        return self._ranked_by_sum(_compensated(bucket), bucket, communicator)
+        own = zip(bucket.gradients, bucket.residuals, strict=True)
+        return self._ranked_by_sum([compensated(g, m) for g, m in own], bucket, communicator)
 
 
 class SharesTopK(_ChosenForAll):
@@ -66,22 +67,31 @@ class SharesTopK(_ChosenForAll):
         return cls(options.compression)
 
     def _ranked(self, bucket, step, communicator):
-        tensors = [bucket.layout.tensors[i] for i in bucket.layout.compressed]
         n = communicator.num_replicas
+        chunks = [chunk_numbers(bucket.layout.tensors[i]) for i in bucket.layout.compressed]
         led = []
-        for replica, own in zip(communicator.replica_ids, _compensated(bucket), strict=True):
-            first = tf.cast((tf.cast(replica, step.dtype) - step) % n, tf.int32)
+        for replica, own, residuals in zip(
+            communicator.replica_ids, bucket.gradients, bucket.residuals, strict=True
+        ):
+            first = tf.cast(self._first_led(replica, step, n), tf.int32)
             led.append(
                 [
-                    tf.where(_chunks(tensor) % n == first, value, tf.zeros_like(value))
-                    for tensor, value in zip(tensors, own, strict=True)
+                    tf.where(c % n == first, p, 0.0)
+                    for c, p in zip(chunks, compensated(own, residuals), strict=True)
                 ]
             )
         return self._ranked_by_sum(led, bucket, communicator)
 
+    def _first_led(self, replica, step, num_replicas):
+        """The first of the chunks, one in `num_replicas`, that a replica leads in a step."""
+        return (tf.cast(replica, step.dtype) - step) % num_replicas
 
-class RandomK(_ChosenForAll):
-    """Elements at random, without replacement; no offsets travel, as all share a seed."""
+
+class _DrawnForAll(_ChosenForAll):
+    """With numbers at random, the same on all replicas by a seed that they share.
+
+    So nobody sends offsets.
+    """
 
     bounded = False
 
@@ -93,39 +103,99 @@ class RandomK(_ChosenForAll):
     def from_options(cls, options: MethodOptions):
         return cls(options.compression, options.seed)
 
-    def _ranked(self, bucket, step, communicator):
-        numbers = [
+    def _drawn(self, bucket, step):
+        """In [0, 1), new in each step, in the shape of each compressed variable."""
+        return [
             tf.random.stateless_uniform(
                 bucket.layout.tensors[i].shape,
                 tf.stack([self._seed, tf.cast(step, tf.int64) * 2**16 + position]),
             )
             for i, position in zip(bucket.layout.compressed, bucket.compressed, strict=True)
         ]
-        return [self._without_residual(numbers, bucket)] * len(bucket.gradients)
 
     def report(self, plan, num_replicas, route):
-        report = super().report(plan, num_replicas, route)
         offsets = ring_factor(num_replicas) / (2 if route.broadcasts else 1)
-        rows = []
-        for row, tensor in zip(report.rows, plan.tensors, strict=True):
-            sent = row.bytes_sent - tensor.kept * tensor.offset_bytes * offsets
-            ratio = bytes_ratio(row.bytes_dense, sent)
-            rows.append(dataclasses.replace(row, bytes_sent=sent, ratio=ratio))
         buckets = map(plan.subset, plan.buckets(route.bucket_bytes))
         words = sum(bucket.offset_words for bucket in buckets)
-        return dataclasses.replace(
-            report, rows=tuple(rows), bytes_sent=report.bytes_sent - 4 * words * offsets
+        travelling = {
+            i: plan.tensors[i].kept * plan.tensors[i].offset_bytes for i in plan.compressed
+        }
+        padding = 4 * words - sum(travelling.values())
+        return (
+            super()
+            .report(plan, num_replicas, route)
+            .with_more({i: -offsets * size for i, size in travelling.items()}, -offsets * padding)
         )
 
 
-def _compensated(bucket: Bucket) -> list[list[tf.Tensor]]:
-    """[replica][compressed variable], gradient + residual."""
-    return [
-        [tf.cast(g, tf.float32) + m for g, m in zip(gradients, residuals, strict=True)]
-        for gradients, residuals in zip(bucket.gradients, bucket.residuals, strict=True)
-    ]
+class RandomK(_DrawnForAll):
+    """Elements at random, without replacement."""
+
+    def _ranked(self, bucket, step, communicator):
+        drawn = self._without_residual(self._drawn(bucket, step), bucket)
+        return [drawn] * len(bucket.gradients)
 
 
-def _chunks(tensor: TensorLayout) -> tf.Tensor:
+class SketchTopK(_DrawnForAll):
+    """Of each chunk the block that is largest in a sketch of the sum, whole. After ARC-Top-K.
+
+    A block has as many elements as are kept of a chunk. With a sign drawn for each element, each
+    replica sums its signed compensated gradient over each block; those sums, over all replicas, are
+    the sketch. They travel as bfloat16.
+    """
+
+    def _ranked(self, bucket, step, communicator):
+        tensors = [bucket.layout.tensors[i] for i in bucket.layout.compressed]
+        signs = [tf.where(drawn < 0.5, -1.0, 1.0) for drawn in self._drawn(bucket, step)]
+        sketches = communicator.all_reduce(
+            [
+                [
+                    _block_sums(sign * p, tensor)
+                    for sign, p, tensor in zip(
+                        signs, compensated(own, residuals), tensors, strict=True
+                    )
+                ]
+                for own, residuals in zip(bucket.gradients, bucket.residuals, strict=True)
+            ]
+        )
+        return [
+            self._without_residual(
+                [
+                    tf.reshape(tf.repeat(sums, tensor.chunk_keep)[: tensor.elements], tensor.shape)
+                    for sums, tensor in zip(own, tensors, strict=True)
+                ],
+                bucket,
+            )
+            for own in sketches
+        ]
+
+    def report(self, plan, num_replicas, route):
+        ring = ring_factor(num_replicas)
+        return (
+            super()
+            .report(plan, num_replicas, route)
+            .with_more({i: 2 * ring * _block_count(plan.tensors[i]) for i in plan.compressed})
+        )
+
+
+def _block_sums(values, tensor):
+    count, size = _block_count(tensor), tensor.chunk_keep
+    padded = tf.pad(tf.reshape(values, [-1]), [[0, count * size - tensor.elements]])
+    sums = tf.reduce_sum(tf.reshape(padded, [count, size]), axis=1)
+    return tf.cast(tf.cast(sums, tf.bfloat16), tf.float32)
+
+
+def _block_count(tensor):
+    return -(-tensor.elements // tensor.chunk_keep)
+
+
+def compensated(
+    gradients: Sequence[tf.Tensor], residuals: Sequence[tf.Variable]
+) -> list[tf.Tensor]:
+    """Residual + gradient of each variable."""
+    return [tf.cast(g, tf.float32) + m for g, m in zip(gradients, residuals, strict=True)]
+
+
+def chunk_numbers(tensor: TensorLayout) -> tf.Tensor:
     """The number of each element's chunk, in the tensor's shape."""
     return tf.reshape(tf.range(tensor.elements) // tensor.chunk_size, tensor.shape)

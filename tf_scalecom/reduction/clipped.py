@@ -33,7 +33,7 @@ class Clipped(Method):
     clipping: Clipping
 
     def __post_init__(self):
-        for name in ("elementwise", "bounded", "has_ramp"):
+        for name in ("elementwise", "bounded", "conserves", "has_ramp"):
             object.__setattr__(self, name, getattr(self.method, name))
 
     @classmethod

@@ -8,7 +8,6 @@ from tf_scalecom import ops
 from tf_scalecom.ops import xla
 from tf_scalecom.reduction.clt_k import Bucket, CltK, bucket_of, summable_limit
 from tf_scalecom.reduction.method import Update
-from tf_scalecom.wire.report import bytes_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +77,11 @@ class LocalTopK(CltK):
         report = super().report(plan, num_replicas, route)
         if not plan.compressed:
             return report
-        rows = []
-        for row, tensor in zip(report.rows, plan.tensors, strict=True):
-            if not tensor.is_dense:
-                sent = (num_replicas - 1) * tensor.payload(plan.value_dtype)
-                ratio = bytes_ratio(row.bytes_dense, sent)
-                row = dataclasses.replace(row, bytes_sent=sent, ratio=ratio)
-            rows.append(row)
+        others = num_replicas - 1
         padding = 4 * plan.offset_words - sum(t.kept * t.offset_bytes for t in plan.tensors)
-        sent = sum(row.bytes_sent for row in rows) + (num_replicas - 1) * padding
-        return dataclasses.replace(report, rows=tuple(rows), bytes_sent=sent)
+        more = {
+            i: others * plan.tensors[i].payload(plan.value_dtype) - report.rows[i].bytes_sent
+            for i in plan.compressed
+        }
+        overhead = report.bytes_sent - sum(row.bytes_sent for row in report.rows)
+        return report.with_more(more, others * padding - overhead)

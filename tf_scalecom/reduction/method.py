@@ -76,11 +76,13 @@ class Method(abc.ABC):
             was sent.
         bounded: whether all replicas send the elements of one choice, the leader's or a better
             one, for which the paper's bound of the contraction holds.
+        conserves: whether what comes out is part of the sum, and what the replicas keep the rest.
         has_ramp: whether a warm-up may be a ramp, in which its plans grow.
     """
 
     elementwise = False
     bounded = False
+    conserves = True
     has_ramp = True
 
     @classmethod

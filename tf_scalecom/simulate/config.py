@@ -13,6 +13,7 @@ from tf_scalecom.wire.config import (
     CompressionConfig,
     check_warmup_steps,
 )
+from tf_scalecom.wire.dtypes import VALUE_DTYPES
 from tf_scalecom.wire.selection import SELECTIONS
 from tf_scalecom.wire.warmup import STAGES
 
@@ -20,6 +21,7 @@ METHODS = {name: method.words for name, method in reduction.METHODS.items()}
 OPTIMIZERS = ("sgd", "adam")
 DECAYS = ("cosine", "linear", "constant")
 PLACEMENTS = ("after", "before")
+PROGRESS = ("dropped", "kept")
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 MAX_LEARNERS = 256
 # Characters of a run's name; a file name may have 255 bytes.
@@ -61,6 +63,7 @@ class SimulationConfig:
     compression_ratio: float | str = _option(100, 'elements / kept elements, or "auto"')
     selection: str = _option("chunk", "selection of the methods that select", tuple(SELECTIONS))
     chunk_keep: int = _option(1, "elements kept per chunk")
+    value_dtype: str = _option("float32", "dtype of the values on the wire", VALUE_DTYPES)
     beta: float = _option(1.0, "low-pass filter of the residual; 1 is plain error feedback")
     final_beta: float | None = _option(None, "beta at the end, approached linearly after warm-up")
     warmup_steps: int = _option(0, "steps at the start in which more is sent, as --warmup says")
@@ -71,9 +74,25 @@ class SimulationConfig:
         WARMUPS,
     )
     rank: int = _option(1, "rank of power_sgd")
-    mix_every: int = _option(10, "steps between two mixings of the residuals, of mixed_top_k")
-    mix_levels: int = _option(2, "2: it mixes signs; 3: signs of what is large")
+    picture: str = _option(
+        "signs",
+        "of mixed_top_k and owners_top_k: what learners show each other of a chunk of a residual: "
+        "all signs, those of what is large, or the largest element",
+        reduction.PICTURES,
+    )
+    picture_every: int = _option(10, "steps from one picture to the next")
+    step_limit: float | None = _option(
+        None, "largest step of an element, in learning rates, of the methods of Adam's step"
+    )
     delay: int = _option(0, "steps by which each sum of gradients comes late at the optimizer")
+    local_steps: int = _option(
+        1, "steps of each learner's own optimizer from one exchange to the next, of what they did"
+    )
+    local_progress: str = _option(
+        "dropped",
+        "what was not sent of that: dropped from the learner's weights, or kept",
+        PROGRESS,
+    )
     record_every: int = _option(50, "steps between rows of records.csv")
     evaluate_every: int = _option(500, "steps between evaluations")
 
@@ -84,10 +103,21 @@ class SimulationConfig:
             if choices and value not in choices:
                 _refuse(field.name, value, f"one of {', '.join(choices)}")
             object.__setattr__(self, field.name, _normalised(field, value))
-        for name in ("batch_size", "steps", "rank", "mix_every", "record_every", "evaluate_every"):
+        for name in (
+            "batch_size",
+            "steps",
+            "rank",
+            "picture_every",
+            "record_every",
+            "evaluate_every",
+        ):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         self._check("learners", 1 <= self.learners <= MAX_LEARNERS, f"1 to {MAX_LEARNERS}")
-        self._check("mix_levels", self.mix_levels in (2, 3), "2 or 3")
+        self._check("step_limit", self.step_limit is None or self.step_limit > 0, "a number > 0")
+        self._check("local_steps", self.local_steps >= 1, "an integer >= 1")
+        for name in ("steps", "record_every", "evaluate_every") if self.local_steps > 1 else ():
+            is_whole = getattr(self, name) % self.local_steps == 0
+            self._check(name, is_whole, f"a multiple of local_steps, {self.local_steps}")
         self._check("delay", self.delay >= 0, "an integer >= 0")
         self._check("seed", 0 <= self.seed < 2**32, "an integer from 0 to 2**32 - 1")
         self._check("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0")
@@ -109,6 +139,8 @@ class SimulationConfig:
         if self.momentum and is_before and not method_class(self.method).elementwise:
             nothing = f"after with {self.method}, which selects nothing"
             _refuse("momentum_placement", "before", nothing)
+        if self.local_steps > 1 and self.momentum and is_before:
+            _refuse("momentum_placement", "before", "after with local_steps, which have their own")
         if self.warmup == "ramp" and not method_class(self.method).has_ramp:
             _refuse("warmup", "ramp", f"dense with {self.method}, which has no ratio")
 
@@ -123,12 +155,19 @@ class SimulationConfig:
             beta=self.beta,
             selection=selection or self.selection,
             chunk_keep=self.chunk_keep,
+            value_dtype=self.value_dtype,
         )
 
     def build_method(self):
         """The method of reduction, a `reduction.method.Method`."""
         options = MethodOptions(
-            self.compression(), self.rank, self.seed, self.mix_every, self.mix_levels
+            self.compression(),
+            self.rank,
+            self.seed,
+            self.picture,
+            self.picture_every,
+            self.adam_beta_2,
+            self.step_limit,
         )
         return method_class(self.method).from_options(options)
 

@@ -77,7 +77,7 @@ def run(
     evaluation = run_files.last_evaluation(folder)
     diverged = False
     while simulation.step < config.steps and not diverged:
-        next_step = simulation.step + 1
+        next_step = simulation.step + config.local_steps
         is_record = next_step % config.record_every == 0 or next_step == config.steps
         try:
             measured = simulation.advance(measure=is_record)

@@ -1,5 +1,6 @@
 """A model, n learners, one method: the training step, and what is measured of it."""
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from tf_scalecom.reduction.variables import is_summable
 from tf_scalecom.simulate import diagnostics, schedules
 from tf_scalecom.simulate.config import CLIPPING, SimulationConfig
 from tf_scalecom.simulate.gradients import LearnerGradients
+from tf_scalecom.simulate.local_steps import LocalSteps
 from tf_scalecom.simulate.task import DataOrder, Task
 from tf_scalecom.wire.plan import Plan
 
@@ -33,6 +35,7 @@ MEASURES = (
     "contraction_bound",
     "build_up",
     "caught",
+    "caught_estimate",
 )
 
 
@@ -70,7 +73,9 @@ class Simulation:
         self.bytes_total = 0.0
         self.model = task.build_model()
         self._weights = self.model.trainable_variables
-        self._optimizer = _inner_optimizer(config)
+        # What learners did on their own is added as it is.
+        is_local = config.local_steps > 1
+        self._optimizer = keras.optimizers.SGD(1.0) if is_local else _inner_optimizer(config)
         self._optimizer.build(self._weights)
         self._apply = tf.function(
             lambda gradients: self._optimizer.apply(gradients, self._weights), autograph=False
@@ -95,6 +100,15 @@ class Simulation:
         ]
         self._order = DataOrder(task.train_size, config.learners, config.batch_size, config.seed)
         self._gradients = LearnerGradients(task, self.model, config.learners, summed=is_dense)
+        self._local_steps = None
+        if is_local:
+            self._local_steps = LocalSteps(
+                task,
+                self.model,
+                functools.partial(_inner_optimizer, config),
+                config.learners,
+                config.local_steps,
+            )
         self._selection_quality = diagnostics.SelectionQuality(
             [self.plan.tensors[position].shape for position in self.plan.compressed]
         )
@@ -102,20 +116,39 @@ class Simulation:
     def gradients(self) -> tuple[float, list[list[tf.Tensor]]]:
         """This step's mean loss and gradients [learner][variable], each times 1/n.
 
-        Of method dense, their sum as if there were one learner.
+        Of method dense, their sum as if there were one learner. With local steps, what learners did
+        in them in place of gradients.
 
         Raises:
             Diverged: the loss is not finite.
         """
-        learners = range(self.config.learners)
-        batches = [self.task.batch(self._order.indices(self.step, i)) for i in learners]
-        loss, gradients = self._gradients(batches)
+        steps = range(self.step, self.step + self.config.local_steps)
+        batches = [self._batches(step) for step in steps]
+        if self._local_steps is None:
+            loss, gradients = self._gradients(batches[0])
+        else:
+            rates = [schedules.learning_rate(self.config, step) for step in steps]
+            loss, gradients = self._local_steps(batches, rates, self._kept_progress())
         if not np.isfinite(loss):
             raise self._diverged("loss", loss)
         return loss, gradients
 
+    def _batches(self, step):
+        learners = range(self.config.learners)
+        return [self.task.batch(self._order.indices(step, learner)) for learner in learners]
+
+    def _kept_progress(self):
+        """[learner][variable], what has not been sent, where learners keep it."""
+        if self.config.local_progress == "dropped" or not self.plan.compressed:
+            return None
+        kept = [[tf.zeros(v.shape) for v in self._weights] for _ in range(self.config.learners)]
+        for own, residuals in zip(kept, self.residuals, strict=True):
+            for position, residual in zip(self.plan.compressed, residuals, strict=True):
+                own[position] = residual.value()
+        return kept
+
     def advance(self, measure: bool = False) -> dict[str, float]:
-        """Makes one step.
+        """Makes one step, or as many local ones as there are from one exchange to the next.
 
         Args:
             measure: whether to look at residuals and selections too, which costs about a step.
@@ -131,34 +164,41 @@ class Simulation:
         if self._velocities:
             gradients = self._add_to_velocities(gradients)
         measured = self._measure_before(self._clipped(gradients, plan), plan) if measure else {}
-        reduced = self._reduction(plan)(gradients, tf.constant(self.step, tf.int64))
+        reduced = self._reduction(plan)(gradients, tf.constant(self._exchanges, tf.int64))
         if not reduced.finite:
             raise self._diverged("sum of residual and gradient", "one that is not")
         if self._velocities:
             self._clear_sent(reduced, plan)
         if measure:
-            measured |= self._measure_after(measured.pop("compensated", None), reduced, plan)
-        rate = schedules.learning_rate(self.config, self.step)
-        self._optimizer.learning_rate = rate
+            compensated, other = (measured.pop(name, None) for name in ("compensated", "other"))
+            measured |= self._measure_after(compensated, other, reduced, plan)
+        beta, rate = self._schedule.beta(self.step), schedules.learning_rate(self.config, self.step)
+        if self._local_steps is None:
+            self._optimizer.learning_rate = rate
         self._update_with(reduced.gradients)
         sent = self.bytes_sent(plan)
         self.bytes_total += sent
-        self.step += 1
+        self.step += self.config.local_steps
         return measured | {
             "learning_rate": rate,
-            "beta": self._schedule.beta(self.step - 1),
+            "beta": beta,
             "loss": loss,
-            "bytes_sent": sent,
+            "bytes_sent": sent / self.config.local_steps,
             "bytes_total": self.bytes_total,
         }
+
+    @property
+    def _exchanges(self) -> int:
+        """Exchanges so far, by which leaders take turns."""
+        return self.step // self.config.local_steps
 
     def _update_with(self, gradients):
         """Hands gradients, or those of `delay` steps ago, to the optimizer."""
         if not self._late:
             self._apply(gradients)
             return
-        late = self._late[self.step % len(self._late)]
-        if self.step >= len(self._late):
+        late = self._late[self._exchanges % len(self._late)]
+        if self._exchanges >= len(self._late):
             self._apply([variable.value() for variable in late])
         for variable, gradient in zip(late, gradients, strict=True):
             variable.assign(gradient)
@@ -173,6 +213,11 @@ class Simulation:
         """All that changes from step to step, by name."""
         named = {f"model/{i}": v.value for i, v in enumerate(self.model.variables)}
         named |= {f"optimizer/{i}": v.value for i, v in enumerate(self._optimizer.variables)}
+        if self._local_steps is not None:
+            for learner, optimizer in enumerate(self._local_steps.optimizers):
+                named |= {
+                    f"local/{learner}/{i}": v.value for i, v in enumerate(optimizer.variables)
+                }
         for learner, velocities in enumerate(self._velocities):
             named |= {f"velocity/{learner}/{i}": v for i, v in enumerate(velocities)}
         for place, gradients in enumerate(self._late):
@@ -241,8 +286,14 @@ class Simulation:
         compressed, residuals = self.plan.compressed, self.residuals
         compensated = diagnostics.compensated_sum(gradients, residuals, compressed)
         measured = {"compensated": compensated}
+        leader = self._exchanges % self.config.learners
+        if self.method.bounded and self.config.learners > 1:
+            other = (leader + 1) % self.config.learners
+            measured["other"] = [
+                gradients[other][position] + residual
+                for position, residual in zip(compressed, residuals[other], strict=True)
+            ]
         if self.method.elementwise:
-            leader = self.step % self.config.learners
             measured |= self._selection_quality.measure(
                 compensated,
                 [gradients[leader][position] for position in compressed],
@@ -254,17 +305,21 @@ class Simulation:
                 del measured["contraction_bound"]
         return measured
 
-    def _measure_after(self, compensated, reduced: Reduced, plan):
+    def _measure_after(self, compensated, other, reduced: Reduced, plan):
         if compensated is None:
             return {}
         sums = [reduced.gradients[position] for position in self.plan.compressed]
-        measured = {
-            "residual_cosine_distance": diagnostics.cosine_distance(self.residuals),
-            "contraction": diagnostics.contraction(compensated, sums),
-        }
+        measured = {"residual_cosine_distance": diagnostics.cosine_distance(self.residuals)}
+        if self.method.conserves:
+            measured["contraction"] = diagnostics.contraction(compensated, sums)
         if self.method.elementwise:
             measured["build_up"] = diagnostics.build_up(sums, plan)
             measured["caught"] = self._selection_quality.caught(compensated, sums, plan)
+        if other is not None:
+            sent = [tf.where(total != 0, own, 0.0) for own, total in zip(other, sums, strict=True)]
+            share = self._selection_quality.caught(other, sent, plan)
+            n = self.config.learners
+            measured["caught_estimate"] = (1 + (n - 1) * share) / n
         return measured
 
 

@@ -42,6 +42,21 @@ class CompressionReport:
     def ratio(self) -> float:
         return bytes_ratio(self.bytes_dense, self.bytes_sent)
 
+    def with_more(self, more: dict[int, float], overhead: float = 0.0) -> "CompressionReport":
+        """What is sent when there is more or, below 0, less to send.
+
+        Args:
+            more: bytes by position of a row.
+            overhead: bytes of no row.
+        """
+        rows = list(self.rows)
+        for i, extra in more.items():
+            sent = rows[i].bytes_sent + extra
+            ratio = bytes_ratio(rows[i].bytes_dense, sent)
+            rows[i] = dataclasses.replace(rows[i], bytes_sent=sent, ratio=ratio)
+        total = self.bytes_sent + sum(more.values()) + overhead
+        return dataclasses.replace(self, rows=tuple(rows), bytes_sent=total)
+
     def __str__(self) -> str:
         header = ("variable", "shape", "elements", "kept", "dense B", "sent B", "ratio")
         lines = [
