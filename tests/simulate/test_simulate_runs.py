@@ -2,19 +2,23 @@
 
 import argparse
 import dataclasses
+import errno
+import io
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from simulated_task import LinearClasses
 
 from tf_scalecom.__main__ import main
-from tf_scalecom.simulate import SimulationConfig, command, plots, run, run_files
+from tf_scalecom.simulate import Simulation, SimulationConfig, command, plots, run, run_files
 from tf_scalecom.simulate.run_files import Table, read_result, read_table
 from tf_scalecom.simulate.task import load_task
 
@@ -33,6 +37,13 @@ OPTIONS = [
     "--record-every=5",
     "--evaluate-every=10",
 ]
+
+TASK_OF_SIZE = """
+class Task:
+    train_size = {}
+    build_model = batch = loss = evaluate = None
+build_task = Task
+"""
 
 
 def start_command(out, *options):
@@ -82,20 +93,20 @@ def test_a_run_killed_before_its_result_is_written_keeps_its_figures(tmp_path, m
 
 def test_a_table_that_cannot_be_rewritten_is_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "records.csv"
-    table = Table(path, ("step", "loss"), last_step=0)
+    table = Table(path, ("step", "loss"))
     for step in (5, 10, 15):
         table.append({"step": step, "loss": 0.5})
-    before = path.read_bytes()
+    before, rows = path.read_bytes(), read_table(path)[:2]
 
     def killed(self, target):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pathlib.Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        Table(path, ("step", "loss"), last_step=10)
+        Table(path, ("step", "loss"), rows)
     assert path.read_bytes() == before
     monkeypatch.undo()
-    Table(path, ("step", "loss"), last_step=10).append({"step": 12})
+    Table(path, ("step", "loss"), rows).append({"step": 12})
     assert path.read_text().split() == ["step,loss", "5,0.5", "10,0.5", "12,"]
 
 
@@ -232,7 +243,7 @@ def test_a_task_file_must_be_there_and_define_a_task(tmp_path, capsys, monkeypat
         ("class build_task(int): train_size = batch = loss = evaluate = 0", "without build_model."),
         (
             "from collections import namedtuple\n"
-            "def build_task(): return namedtuple('Fixed', names)(*names)\n"
+            "def build_task(): return namedtuple('Fixed', names)(*range(1, 6))\n"
             "names = 'train_size', 'build_model', 'batch', 'loss', 'evaluate'",
             "a Fixed, which takes no attribute `task_name`",
         ),
@@ -305,3 +316,111 @@ def test_a_folder_of_other_options_is_refused(tmp_path):
     run(LinearClasses(), SMALL, tmp_path, report=lambda line: None)
     with pytest.raises(ValueError, match=r"beta: 1\.0 there, 0\.5 now"):
         run(LinearClasses(), dataclasses.replace(SMALL, beta=0.5), tmp_path)
+
+
+# --- Damage --------------------------------------------------------------------------------------
+
+
+def begun_run(folder, is_done):
+    """A run's folder with all its files: done, or to go on with."""
+    run(LinearClasses(), SMALL, folder, report=lambda line: None)
+    if not is_done:
+        (folder / "result.json").unlink()
+        simulation = Simulation(LinearClasses(), SMALL)
+        simulation.advance()
+        run_files.save_state(folder, simulation)
+
+
+def text_of_arrays(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+DAMAGES = {
+    "config.json": [b"", b"{", b"[1, 2]", b"\xff\xfe", b"12"],
+    "result.json": [b"", b'{"step": 4', b"[]]", b"null"],
+    "state.npz": [b"", b"PK\x03\x04", b"text", text_of_arrays(step=1)],
+    "records.csv": [b"\xff\n1\n", b"a,b\r\n1,2\r\n", b"step,loss\r\nfour,1\r\n"],
+    "evaluations.csv": [b"step,x\r\n2,0,0\r\n", b"step,x\r\n1,y\r\n", b"step,x\r\n1\r\n"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [(name, damage) for name, damages in DAMAGES.items() for damage in damages],
+)
+def test_a_damaged_file_is_one_line_and_the_others_stay(
+    name, damage, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+    monkeypatch.setattr(plots, "pyplot", lambda: None)
+    monkeypatch.setattr("tf_scalecom.simulate.task.load_task", lambda path: LinearClasses())
+    folder = tmp_path / SMALL.name
+    begun_run(folder, is_done=name == "result.json")
+    (folder / name).write_bytes(damage)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    options = ["learners", "batch_size", "steps", "compression_ratio", "record_every"]
+    given = [f"--{o.replace('_', '-')}={getattr(SMALL, o)}" for o in [*options, "evaluate_every"]]
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", "task.py", f"--out={tmp_path}", *given])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert f"error: Expected {folder / name} to be as `simulate` wrote it" in line
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_row_of_which_a_part_was_written_is_made_again(tmp_path):
+    begun_run(tmp_path, is_done=False)
+    with (tmp_path / "records.csv").open("a") as file:
+        file.write("2,0.1")
+    assert len(read_table(tmp_path / "records.csv")) == 2
+    run(LinearClasses(), SMALL, tmp_path, report=lambda line: None)
+    assert [row["step"] for row in read_table(tmp_path / "records.csv")] == ["2", "4"]
+
+
+@pytest.mark.parametrize("name", ["records.csv", "evaluations.csv", "state.npz", "result.json"])
+def test_a_full_disk_ends_a_run_that_goes_on_later(name, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    straight = run(LinearClasses(), SMALL, tmp_path / "straight", report=lambda line: None)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if name.endswith("csv"):
+            append = run_files.Table.append
+            patch.setattr(
+                run_files.Table,
+                "append",
+                lambda table, row: full() if table._path.name == name else append(table, row),
+            )
+        else:
+            write = run_files.write_whole
+            patch.setattr(
+                run_files,
+                "write_whole",
+                lambda path, content: full() if path.name == name else write(path, content),
+            )
+        with pytest.raises(run_files.UnusableFolder, match=r"No space left on device.*goes on"):
+            run(LinearClasses(), SMALL, folder, 0, report=lambda line: None)
+    assert run(LinearClasses(), SMALL, folder, 0, report=lambda line: None) == straight
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def build_task(): return 1 / 0", r"ZeroDivisionError: .* \(line 1 of task.py\)"),
+        ("raise OSError('no data')", r"OSError: no data \(line 1 of task.py\)"),
+        (TASK_OF_SIZE.format(0), "integer >= 1; received 0"),
+        (TASK_OF_SIZE.format("'many'"), "integer >= 1; received 'many'"),
+    ],
+)
+def test_a_task_that_cannot_be_built_is_one_line(source, message, tmp_path, capsys):
+    path = tmp_path / "task.py"
+    path.write_text(source)
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", str(path), f"--out={tmp_path / 'out'}"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and re.search(message, line), line
+    assert not (tmp_path / "out").exists()

@@ -59,10 +59,12 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         _end(parser, error)
     try:
         folders = runs.run_all(task, configs, args.out, 60 * args.save_minutes)
+        picture = args.out / plots.PICTURE
+        with run_files.writing(args.out):
+            is_drawn = plots.draw(folders, picture)
     except run_files.UnusableFolder as error:
         _end(parser, error)
-    picture = args.out / plots.PICTURE
-    if plots.draw(folders, picture):
+    if is_drawn:
         print(f"{picture}: the curves of these runs")
     else:
         print("No plots, as matplotlib is not installed: pip install matplotlib, and run again.")

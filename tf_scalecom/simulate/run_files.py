@@ -1,11 +1,13 @@
 """The files of a run: its options, its records, the state to go on from, its result."""
 
+import contextlib
 import csv
 import dataclasses
 import io
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +23,37 @@ EVALUATED_AT = ("step", "bytes_total")
 
 
 class UnusableFolder(ValueError):
-    """A run's folder that is another run's, or cannot be written."""
+    """A run's folder that is another run's, that is damaged, or that cannot be written."""
+
+
+@contextlib.contextmanager
+def writing(folder: pathlib.Path) -> Iterator[None]:
+    """What is written inside has one error.
+
+    Raises:
+        UnusableFolder: something cannot be written, e.g. for want of space.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnusableFolder(
+            f"Expected a folder that can be written; received {str(folder)!r}: "
+            f"{error.strerror or error}. Make room, or choose another folder (--out); what is "
+            "there stays, and the same command goes on from it."
+        ) from error
+
+
+@contextlib.contextmanager
+def _reading(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    # Of text, JSON, a table's cells, an archive and the arrays in it.
+    except (ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise UnusableFolder(
+            f"Expected {path} to be as `simulate` wrote it; received a damaged file "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}). Put it "
+            "back, or remove its folder to make the run again."
+        ) from error
 
 
 def open_config(folder: pathlib.Path, task: Task, config: SimulationConfig) -> None:
@@ -30,14 +62,9 @@ def open_config(folder: pathlib.Path, task: Task, config: SimulationConfig) -> N
     Raises:
         UnusableFolder: they are others, or nothing can be written there.
     """
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _open_config(folder, identity(task) | dataclasses.asdict(config))
-    except OSError as error:
-        raise UnusableFolder(
-            f"Expected a folder that can be written; received {str(folder)!r}: {error.strerror}. "
-            "Choose another folder (--out)."
-        ) from error
 
 
 def _open_config(folder, wanted):
@@ -45,7 +72,8 @@ def _open_config(folder, wanted):
     if not path.exists():
         _write(path, json.dumps(wanted, indent=1))
         return
-    found = json.loads(path.read_text())
+    with _reading(path):
+        found = dict(json.loads(path.read_text()))
     differing = {k: (found.get(k), v) for k, v in wanted.items() if found.get(k) != v}
     if differing:
         raise UnusableFolder(
@@ -68,7 +96,7 @@ def restore_state(folder: pathlib.Path, simulation: Simulation) -> None:
     path = folder / STATE
     if not path.exists():
         return
-    with np.load(path) as arrays:
+    with _reading(path), path.open("rb") as file, np.load(file) as arrays:
         for name, variable in simulation.variables().items():
             variable.assign(arrays[name])
         simulation.step = int(arrays["step"])
@@ -79,18 +107,21 @@ class Table:
     """A CSV file that grows by a row at a time, of rows {column: value}; the first is the step.
 
     Args:
-        path: the file.
+        path: the file, written anew.
         columns: names; None takes them from the first row.
-        last_step: rows beyond are dropped: the run that goes on writes them anew.
+        rows: those it begins with.
     """
 
-    def __init__(self, path: pathlib.Path, columns: Sequence[str] | None, last_step: int):
+    def __init__(
+        self,
+        path: pathlib.Path,
+        columns: Sequence[str] | None,
+        rows: Sequence[Mapping[str, object]] = (),
+    ):
         self._path = path
         self._columns = columns
-        rows = read_table(path) if path.exists() else []
-        kept = [row for row in rows if int(row["step"]) <= last_step]
-        if kept:
-            _write(path, self._text(kept, with_header=True))
+        if rows:
+            _write(path, self._text(rows, with_header=True))
         else:
             path.unlink(missing_ok=True)
 
@@ -110,26 +141,46 @@ class Table:
 
 
 def open_tables(folder: pathlib.Path, last_step: int) -> tuple[Table, Table]:
-    """The records and the evaluations of a run, up to a step."""
-    records = Table(folder / RECORDS, ("step", *MEASURES), last_step)
-    return records, Table(folder / EVALUATIONS, None, last_step)
+    """The records and the evaluations of a run that goes on after a step.
+
+    What is beyond it is dropped, and comes anew.
+    """
+    records, evaluations = (_rows(folder / name, last_step) for name in (RECORDS, EVALUATIONS))
+    return (
+        Table(folder / RECORDS, ("step", *MEASURES), records),
+        Table(folder / EVALUATIONS, None, evaluations),
+    )
+
+
+def _rows(path, last_step):
+    rows = read_table(path) if path.exists() else []
+    with _reading(path):
+        return [row for row in rows if int(row["step"]) <= last_step]
 
 
 def read_table(path: pathlib.Path) -> list[dict[str, str]]:
-    """All rows of a `Table`."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    """All rows of a `Table`; not a last one of which only a part came to the disk."""
+    with _reading(path), path.open(newline="") as file:
+        lines = file.readlines()
+        if lines and not lines[-1].endswith("\n"):
+            del lines[-1]
+        rows = list(csv.DictReader(lines, strict=True))
+        for row in rows:
+            if None in row or None in row.values():  # more or fewer cells than columns
+                raise ValueError(f"not one value for each column in step {row['step']}")
+        return rows
 
 
-def last_evaluation(folder: pathlib.Path) -> dict[str, float]:
-    """The figures of the last row of evaluations.csv, {} without one."""
+def last_evaluation(folder: pathlib.Path, last_step: int) -> dict[str, float]:
+    """The figures of the last row of evaluations.csv up to a step, {} without one."""
     path = folder / EVALUATIONS
-    rows = read_table(path) if path.exists() else []
-    return {
-        name: float(value)
-        for name, value in (rows[-1] if rows else {}).items()
-        if name not in EVALUATED_AT
-    }
+    rows = _rows(path, last_step)
+    with _reading(path):
+        return {
+            name: float(value)
+            for name, value in (rows[-1] if rows else {}).items()
+            if name not in EVALUATED_AT
+        }
 
 
 def write_result(folder: pathlib.Path, result: Mapping[str, object]) -> None:
@@ -141,7 +192,10 @@ def write_result(folder: pathlib.Path, result: Mapping[str, object]) -> None:
 def read_result(folder: pathlib.Path) -> dict | None:
     """What `write_result` wrote, None before."""
     path = folder / RESULT
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    with _reading(path):
+        return dict(json.loads(path.read_text()))
 
 
 def _write(path: pathlib.Path, text: str) -> None:

@@ -71,10 +71,11 @@ def run(
     keras.utils.clear_session()  # of the run before
     simulation = Simulation(task, config)
     run_files.restore_state(folder, simulation)
-    records, evaluations = run_files.open_tables(folder, last_step=simulation.step)
+    evaluation = run_files.last_evaluation(folder, simulation.step)
+    with run_files.writing(folder):
+        records, evaluations = run_files.open_tables(folder, last_step=simulation.step)
     clock = _Clock(simulation.step, config.steps)
     last_save = time.monotonic()
-    evaluation = run_files.last_evaluation(folder)
     diverged = False
     while simulation.step < config.steps and not diverged:
         next_step = simulation.step + config.local_steps
@@ -86,18 +87,21 @@ def run(
             diverged = True
             continue
         if is_record:
-            records.append({"step": simulation.step, **measured})
+            with run_files.writing(folder):
+                records.append({"step": simulation.step, **measured})
         if simulation.step % config.evaluate_every == 0 or simulation.step == config.steps:
             evaluation = task.evaluate(simulation.model)
             row = {"step": simulation.step, "bytes_total": simulation.bytes_total, **evaluation}
-            evaluations.append(row)
+            with run_files.writing(folder):
+                evaluations.append(row)
         if is_record:
             report(
                 f"{clock.progress(simulation.step)}, loss {measured['loss']:.4f}"
                 + (f", {_figures(evaluation)}" if evaluation else "")
             )
         if time.monotonic() - last_save >= save_seconds:
-            run_files.save_state(folder, simulation)
+            with run_files.writing(folder):
+                run_files.save_state(folder, simulation)
             last_save = time.monotonic()
     result = {
         "step": simulation.step,
@@ -105,7 +109,8 @@ def run(
         "diverged": diverged,
         **({} if diverged else evaluation),
     }
-    run_files.write_result(folder, result)
+    with run_files.writing(folder):
+        run_files.write_result(folder, result)
     return result
 
 

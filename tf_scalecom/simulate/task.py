@@ -2,8 +2,10 @@
 
 import importlib.machinery
 import importlib.util
+import numbers
 import pathlib
 import sys
+import traceback
 from typing import Protocol
 
 import keras
@@ -56,11 +58,23 @@ def load_task(path: pathlib.Path) -> Task:
             f"Expected {path} to define {FACTORY}(), which returns a task; received a file "
             f"without it. See tf_scalecom/simulate/task.py for what a task is."
         )
-    task = factory()
+    try:
+        task = factory()
+    except Exception as error:
+        raise ValueError(
+            f"Expected {FACTORY}() of {path} to return a task; received {type(error).__name__}: "
+            f"{error} ({_place(error)}). Correct the file, or what it needs."
+        ) from error
     if missing := [name for name in MEMBERS if not hasattr(task, name)]:
         raise ValueError(
             f"Expected {FACTORY}() of {path} to return a task; received a {type(task).__name__} "
             f"without {', '.join(missing)}. See tf_scalecom/simulate/task.py for what a task is."
+        )
+    size = task.train_size
+    if not isinstance(size, numbers.Integral) or size < 1:
+        raise ValueError(
+            f"Expected `train_size` of the task of {path} to be a number of examples, an integer "
+            f">= 1; received {size!r}. Correct the file, or its data."
         )
     try:
         task.task_name = f"{path.resolve().parent.name}/{path.stem}"
@@ -71,6 +85,12 @@ def load_task(path: pathlib.Path) -> Task:
             "class an ordinary one, neither frozen nor with __slots__."
         ) from error
     return task
+
+
+def _place(error: Exception) -> str:
+    """The line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"line {frame.lineno} of {pathlib.Path(frame.filename).name}"
 
 
 def _imported(path):
@@ -84,7 +104,8 @@ def _imported(path):
     except Exception as error:
         raise ValueError(
             f"Expected {path} to be a Python file that can be imported; received "
-            f"{type(error).__name__}: {error}. Correct the file, or install what it needs."
+            f"{type(error).__name__}: {error} ({_place(error)}). Correct the file, or install what "
+            "it needs."
         ) from error
     return module
 
