@@ -37,6 +37,10 @@ def small_model():
     )
 
 
+def fails():
+    raise OSError("no data")
+
+
 def not_a_model():
     return "a string"
 
@@ -368,7 +372,11 @@ def test_plot(capsys, tmp_path):
         (["plan", "test_plan:unbuilt_model", *PLAN[2:], *GIVEN], "Give it an Input"),
         (["plan", "test_plan:endless_model", *PLAN[2:], "--batch", "2"], "give --compute-ms"),
         (["plan", "test_plan:small_model", "-n", "0", "--gbits", "1", *GIVEN], "1 or more"),
-        ([*PLAN[:-1], "0", *GIVEN], "expected more than 0, received '0'"),
+        (["plan", "test_plan:fails", *PLAN[2:], *GIVEN], "fails: OSError: no data (line "),
+        ([*PLAN, "--batch", f"{10**12}"], "1,000,000,000,000 samples: ResourceExhaustedError: "),
+        ([*PLAN[:-1], "0", *GIVEN], "expected a number from 1e-09 to 1e+12, received '0'"),
+        ([*PLAN[:-1], "1e-320", *GIVEN], "expected a number from 1e-09 to 1e+12"),
+        ([*PLAN, "--compute-ms", "1e300"], "expected a number from 1e-09 to 1e+12"),
         ([*PLAN[:-1], "fast", *GIVEN], "expected a number, 0 or more, received 'fast'"),
         ([*PLAN, *GIVEN, "--ratios", "100,0.5"], "expected a number, 1 or more, received '0.5'"),
         ([*PLAN, *GIVEN, "--replicas-per-worker", "8"], "expected --inside-gbits"),
@@ -400,12 +408,28 @@ def test_a_file_that_does_not_load_is_named(capsys, tmp_path, content, message):
 
 
 @pytest.mark.parametrize(
-    ("plot", "message"), [("a.foo", "to end in"), ("nowhere/a.png", "in a folder that is there")]
+    ("plot", "message"),
+    [
+        ("a.foo", "to end in"),
+        ("nowhere/a.png", "in a folder that is there"),
+        ("folder.png", "a file that can be written"),
+    ],
 )
 def test_a_plot_that_cannot_be_written_is_refused_first(capsys, tmp_path, plot, message):
     pytest.importorskip("matplotlib")
+    (tmp_path / "folder.png").mkdir()
     with pytest.raises(SystemExit) as end:
         main([*PLAN, *GIVEN, "--plot", str(tmp_path / plot)])
     assert end.value.code == 2
     out, err = capsys.readouterr()
     assert message in err and not out
+
+
+def test_a_plot_that_fails_as_it_is_written_is_one_line(capsys):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit) as end:
+        main([*PLAN, *GIVEN, "--plot", "/proc/plan.png"])
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert "times as fast" in out  # the answer itself is there
+    assert "expected to write /proc/plan.png; received No such file" in err

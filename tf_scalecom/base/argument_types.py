@@ -4,6 +4,9 @@ import argparse
 import math
 from collections.abc import Callable
 
+# Of speeds and sizes: products and quotients of several are neither 0 nor infinite.
+_SMALLEST, _LARGEST = 1e-9, 1e12
+
 
 def seconds(text: str) -> float:
     """A number of seconds, 0 or more."""
@@ -26,10 +29,12 @@ def number(
 
 
 def positive_number(text: str) -> float:
-    """A finite number above 0."""
+    """A number above 0 with which one can still calculate."""
     value = number(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"expected more than 0, received {text!r}: correct it")
+    if not _SMALLEST <= value <= _LARGEST:
+        raise argparse.ArgumentTypeError(
+            f"expected a number from {_SMALLEST:g} to {_LARGEST:g}, received {text!r}: correct it"
+        )
     return value
 
 

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import pathlib
 
 from tf_scalecom.base.argument_types import number, positive_number, whole_number
@@ -163,7 +164,12 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
     scenario = Scenario(layouts, hardware, compute_seconds, args.bytes_per_pack)
     print(_json(scenario, args) if args.json else _text(scenario, args))
     if args.plot:
-        plots.draw(scenario, args.plot)
+        try:
+            plots.draw(scenario, args.plot)
+        except OSError as error:
+            parser.error(
+                f"expected to write {args.plot}; received {error.strerror or error}: choose another"
+            )
     return 0
 
 
@@ -173,6 +179,10 @@ def _check_plot(parser, path):
         parser.error(f"expected --plot to end in {', '.join(_PLOT_SUFFIXES)}; received {path}")
     if not path.resolve().parent.is_dir():
         parser.error(f"expected --plot in a folder that is there; received {path}: make the folder")
+    if path.is_dir() or not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+        parser.error(
+            f"expected --plot to be a file that can be written; received {path}: choose another"
+        )
 
 
 def _text(scenario, args):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import keras
 
+from tf_scalecom.base.raised_at import told
 from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.layout import Layout
 
@@ -63,12 +64,11 @@ def _from_file(where):
 def _from_function(where):
     module_name, _, function_name = where.partition(":")
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-        return function()
-    except (ImportError, AttributeError, TypeError) as error:
+        return getattr(importlib.import_module(module_name), function_name)()
+    except Exception as error:
         raise ValueError(
-            f"{_EXPECTED}; received {where!r}, which fails: {error}. The module is looked for from "
-            "the current folder, and the function is called without arguments."
+            f"{_EXPECTED}; received {where!r}, which fails: {told(error)}. The module is looked "
+            "for from the current folder, and the function is called without arguments."
         ) from error
 
 

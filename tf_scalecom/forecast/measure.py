@@ -7,6 +7,8 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from tf_scalecom.base.raised_at import told
+
 _SECONDS = 1.0
 _LEAST_RUNS = 5
 _MEMORY_ELEMENTS = 25_000_000  # 100 MB: far larger than caches
@@ -24,8 +26,19 @@ def step_seconds(model: keras.Model, batch: int) -> float:
         batch: samples per step.
 
     Raises:
-        ValueError: the inputs' sizes or dtypes do not say what to feed.
+        ValueError: the inputs' sizes or dtypes do not say what to feed, or a step of such a batch
+            fails.
     """
+    try:
+        return _step_seconds(model, batch)
+    except (tf.errors.OpError, OverflowError, MemoryError) as error:
+        raise ValueError(
+            f"plan: expected a batch of which a step can be made here; received {batch:,} samples: "
+            f"{told(error)}. Give a smaller one, or --compute-ms."
+        ) from error
+
+
+def _step_seconds(model, batch):
     inputs = tf.nest.map_structure(lambda tensor: _sample(tensor, batch), _inputs(model))
     optimizer = getattr(model, "optimizer", None) or keras.optimizers.SGD(0.0)
     variables = model.trainable_variables

@@ -5,12 +5,13 @@ import importlib.util
 import numbers
 import pathlib
 import sys
-import traceback
 from typing import Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tf_scalecom.base.raised_at import told
 
 FACTORY = "build_task"
 MEMBERS = ("train_size", "build_model", "batch", "loss", "evaluate")
@@ -62,8 +63,8 @@ def load_task(path: pathlib.Path) -> Task:
         task = factory()
     except Exception as error:
         raise ValueError(
-            f"Expected {FACTORY}() of {path} to return a task; received {type(error).__name__}: "
-            f"{error} ({_place(error)}). Correct the file, or what it needs."
+            f"Expected {FACTORY}() of {path} to return a task; received {told(error)}. Correct the "
+            "file, or what it needs."
         ) from error
     if missing := [name for name in MEMBERS if not hasattr(task, name)]:
         raise ValueError(
@@ -87,12 +88,6 @@ def load_task(path: pathlib.Path) -> Task:
     return task
 
 
-def _place(error: Exception) -> str:
-    """The line that raised it."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"line {frame.lineno} of {pathlib.Path(frame.filename).name}"
-
-
 def _imported(path):
     sys.path.insert(0, str(path.resolve().parent))
     loader = importlib.machinery.SourceFileLoader(f"simulated_{path.stem}", str(path))
@@ -104,8 +99,7 @@ def _imported(path):
     except Exception as error:
         raise ValueError(
             f"Expected {path} to be a Python file that can be imported; received "
-            f"{type(error).__name__}: {error} ({_place(error)}). Correct the file, or install what "
-            "it needs."
+            f"{told(error)}. Correct the file, or install what it needs."
         ) from error
     return module
 
