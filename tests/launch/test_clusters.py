@@ -3,8 +3,11 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import kubernetes.client
 import pytest
@@ -184,6 +187,54 @@ def test_hosts_over_ssh_get_their_places_and_a_failure_is_passed_on(tmp_path):
         assert arguments == "'x y']"
         cluster = parse_tf_config(config)
         assert cluster.jobs == {"worker": ("a:12345", "b:12345")} and cluster.task_id == rank
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_commands_on_all_hosts(number, tmp_path):
+    """With `ssh` replaced by a shell that takes its command along, as `ssh -tt` does."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec sleep 60\n")
+    ssh.chmod(0o755)
+    with subprocess.Popen(
+        [CLUSTERS / "start_over_ssh.sh", "a b c", "12345", "sleep", "60"],
+        env={**os.environ, "SSH": str(ssh)}, stderr=subprocess.PIPE, text=True,
+    ) as script:  # fmt: skip
+        children = Path(f"/proc/{script.pid}/task/{script.pid}/children")
+        deadline = time.monotonic() + 30
+
+        def sleeping():
+            commands = [Path(f"/proc/{pid}/cmdline") for pid in children.read_text().split()]
+            return [c for c in commands if c.read_bytes().startswith(b"sleep")]
+
+        while len(sleeping()) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        started = sleeping()
+        script.send_signal(number)
+        _, said = script.communicate(timeout=10)
+    assert script.returncode == 128 + number, said
+    assert not any(path.exists() for path in started)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Expected hosts, a port and a command; received 0"),
+        (["a b", "12345"], "Expected hosts, a port and a command; received 2"),
+        (["  ", "12345", "true"], "Expected hosts; received none"),
+        (["a b", "port", "true"], "Expected a port; received 'port'"),
+        (["a -oProxyCommand=true", "12345", "true"], "Expected the name of a host; received '-o"),
+        (['a b"', "12345", "true"], "Expected the name of a host; received 'b\"'"),
+    ],
+)
+def test_what_ssh_cannot_take_is_refused_before_it_starts(arguments, message, tmp_path):
+    process = subprocess.run(
+        [CLUSTERS / "start_over_ssh.sh", *arguments],
+        env={**os.environ, "SSH": "false"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    usage, error = process.stderr.splitlines()
+    assert process.returncode == 2
+    assert usage.startswith("usage: start_over_ssh.sh ") and error.startswith(message)
 
 
 # Ray.
