@@ -5,6 +5,7 @@ hosts by name, so that beyond nine of them (n1, n10, n2) a task's rank is not th
 address. Here hosts keep SLURM's order, and a task checks that it runs where it thinks it does.
 """
 
+import itertools
 import json
 import os
 import re
@@ -16,7 +17,9 @@ _FIRST_PORT = 12000
 # Jobs that share a node differ in their ports, up to this many tasks a node and jobs in a row.
 _TASKS_PER_NODE = 64
 _JOBS = 320
-_RANGE = r"\d+(?:-\d+)?"
+# A number has up to 9 digits, and there are up to so many hosts.
+_RANGE = r"\d{1,9}(?:-\d{1,9})?"
+_MOST_HOSTS = 65_536
 
 
 def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
@@ -44,8 +47,9 @@ def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
     here = (_number(environment, "SLURM_NODEID"), _number(environment, "SLURM_LOCALID"))
     if rank >= len(places) or places[rank] != here:
         raise ValueError(
-            f"Expected tasks to fill one node after the other; received task {rank} as number "
-            f"{here[1]} on node {here[0]}. Start them with srun --distribution=block."
+            "Expected tasks to fill one node after the other, as many as SLURM_STEP_TASKS_PER_NODE "
+            f"says; received SLURM_PROCID={rank} as SLURM_LOCALID={here[1]} on "
+            f"SLURM_NODEID={here[0]}. Start them with srun --distribution=block."
         )
     return {
         "cluster": {"worker": [f"{hosts[node]}:{port + task}" for node, task in places]},
@@ -87,27 +91,39 @@ def _hosts(nodes: str) -> list[str]:
                 "SLURM_STEP_NODELIST=$(scontrol show hostnames | paste -sd,)."
             )
         hosts += [named[1] + number for number in numbers]
+        _check_hosts(len(hosts), "SLURM_STEP_NODELIST", nodes)
     return hosts
+
+
+def _check_hosts(count, name, value):
+    if count > _MOST_HOSTS:
+        raise ValueError(
+            f"Expected {name} to have up to {_MOST_HOSTS:,} nodes; received {value!r}. Start the "
+            "command with srun."
+        )
 
 
 def _numbers(ranges: str) -> Iterator[str]:
     """`01-03,7` as 01, 02, 03, 7."""
     for entry in ranges.split(","):
         first, _, last = entry.partition("-")
-        yield from (str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1))
+        numbers = range(int(first), int(last or first) + 1)
+        yield from (str(n).zfill(len(first)) for n in itertools.islice(numbers, _MOST_HOSTS + 1))
 
 
 def _counts(tasks: str) -> list[int]:
     """`2(x3),1` as 2, 2, 2, 1."""
     counts: list[int] = []
     for entry in tasks.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry)
+        found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", entry)
         if not found:
             raise ValueError(
                 f"Expected SLURM_STEP_TASKS_PER_NODE like 2(x3),1; received {tasks!r}. Start the "
                 "command with srun."
             )
-        counts += [int(found[1])] * int(found[2] or 1)
+        repeated = int(found[2] or 1)
+        _check_hosts(len(counts) + repeated, "SLURM_STEP_TASKS_PER_NODE", tasks)
+        counts += [int(found[1])] * repeated
     return counts
 
 
@@ -122,7 +138,7 @@ def _value(environment: Mapping[str, str], name: str) -> str:
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = _value(environment, name)
-    if not text.isdecimal():
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
         raise ValueError(
             f"Expected {name} to be a whole number; received {text!r}. Start the command with srun."
         )

@@ -1,6 +1,7 @@
 """What clusters/ holds fits what it is for: SLURM's variables, Kubeflow's schema, ssh, Ray."""
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -71,12 +72,22 @@ def test_slurm_jobs_on_one_node_have_different_ports_below_those_the_system_give
     [
         ({}, "SLURM_STEP_NODELIST in the environment .* received none"),
         (slurm_task("first", "n1", "1", 0, 0), "SLURM_PROCID to be a whole number; .* 'first'"),
-        (slurm_task(1, "n[1-2]", "2(x2)", 1, 0), "received task 1 as number 0 on node 1"),
+        (
+            slurm_task(1, "n[1-2]", "2(x2)", 1, 0),
+            "SLURM_PROCID=1 as SLURM_LOCALID=0 on SLURM_NODEID=1",
+        ),
         (slurm_task(0, "n[1-2]", "65,1", 0, 0), "1 to 64 tasks"),
         (slurm_task(0, "n[1-2]", "1(2)", 0, 0), "like 2\\(x3\\),1; received '1\\(2\\)'"),
         (slurm_task(0, "n[1,,2]", "1(x2)", 0, 0), "received 'n\\[1,,2\\]'. Set it to the names"),
         (slurm_task(0, "r[1-2]n1", "1(x2)", 0, 0), "received 'r\\[1-2\\]n1'. Set it to the names"),
+        (slurm_task(9 * "9", "n1", "1", 0, 0), "SLURM_PROCID=999999999 as SLURM_LOCALID=0 on"),
+        (slurm_task(5000 * "9", "n1", "1", 0, 0), "SLURM_PROCID to be a whole number"),
+        (slurm_task("١", "n1", "1", 0, 0), "SLURM_PROCID to be a whole number"),
+        (slurm_task(0, f"n[1-{10 * '9'}]", "1", 0, 0), "SLURM_STEP_NODELIST like"),
+        (slurm_task(0, f"n[1-{9 * '9'}]", "1", 0, 0), "SLURM_STEP_NODELIST to have up to 65,536"),
+        (slurm_task(0, "n1", f"1(x{9 * '9'})", 0, 0), "SLURM_STEP_TASKS_PER_NODE to have up to"),
     ],
+    ids=itertools.count(),
 )
 def test_what_slurm_does_not_say_is_refused(task, complaint):
     with pytest.raises(ValueError, match=f"(?s)Expected .*{complaint}"):
