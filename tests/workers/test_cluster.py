@@ -1,5 +1,6 @@
 """What is wrong with a cluster's description is said at once, and who is missing in finite time."""
 
+import contextlib
 import json
 import re
 import socket
@@ -58,6 +59,15 @@ TWO = {"worker": ["a:1", "b:1"]}
         (config({"chief": ["a:1"], "worker": ["a:1"]}), "different address for each task"),
         (config({"worker": ["a", "b:1"]}), "host:port .* received 'a'"),
         (config({"worker": ["a:http"]}), "host:port"),
+        (config({"worker": ["a..b:1", "c:1"]}), r"1 to 63 characters .* 'a\.\.b:1'"),
+        (config({"worker": [f"{64 * 'a'}:1", "c:1"]}), "1 to 63 characters between dots"),
+        (config({"worker": [f"{130 * 'a.'}a:1", "c:1"]}), "253 in all"),
+        (config(TWO, index=5000 * "9"), r"an integer as the task's index .* \(5,002 characters\)"),
+        (
+            config(TWO).replace('"index": 0', f'"index": {5000 * "9"}'),
+            r"to be JSON.* \(5,080 characters\)",
+        ),
+        ("[" * 100_000, r"to be JSON.*\[\[\.\.\. \(100,002 characters\)"),
         (config({"worker": ["a:70000"]}), "host:port"),
         (config({"worker": [":1"]}), "host:port"),
     ],
@@ -167,9 +177,39 @@ def test_missing_workers_are_named_then_given_up(capfd):
         wait_for_peers(first, report_seconds=0.5, limit_seconds=1.5)
     assert time.monotonic() - start < 10
     said = capfd.readouterr().err
-    assert f"waited 1 s for worker 2 ({third.address})" in said and said.count("worker 2") == 1
-    assert f"worker 2 ({third.address})" in str(error.value)
+    refused = f"worker 2 ({third.address}, connection refused: nothing listens there)"
+    assert f"waited 1 s for {refused}" in said and said.count("worker 2") == 1
+    assert refused in str(error.value)
     assert "worker 1" not in str(error.value), "worker 1 has answered"
+
+
+@pytest.mark.parametrize("number", [3, 31, 255])
+def test_however_many_drop_what_is_sent_to_them_the_report_comes_at_its_time(number, capfd):
+    (own,) = local_cluster(1)
+    with contextlib.ExitStack() as stack:
+        # Its queue is full, so that whoever connects to it waits in vain.
+        deaf = stack.enter_context(socket.create_server(("0.0.0.0", 0), backlog=0))
+        for _ in range(2):
+            filling = stack.enter_context(socket.socket())
+            filling.setblocking(False)
+            filling.connect_ex(deaf.getsockname())
+        port = deaf.getsockname()[1]
+        others = [f"127.0.{i // 250 + 1}.{i % 250 + 1}:{port}" for i in range(number)]
+        cluster = Cluster({"worker": (*own.jobs["worker"], *others)}, "worker", 0)
+        start = time.monotonic()
+        with pytest.raises(TimeoutError) as error:
+            wait_for_peers(cluster, report_seconds=0.5, limit_seconds=1.5)
+    assert time.monotonic() - start < 3
+    said = capfd.readouterr().err
+    assert "worker 0 has waited 1 s for worker 1 (" in said
+    assert said.count(f":{port}") == str(error.value).count(f":{port}") == number
+
+
+def test_a_name_that_does_not_resolve_is_said_to_be_one():
+    (own,) = local_cluster(1)
+    cluster = Cluster({"worker": (*own.jobs["worker"], "no-such-host.invalid:1")}, "worker", 0)
+    with pytest.raises(TimeoutError, match=r"the host's name has no address"):
+        wait_for_peers(cluster, report_seconds=9, limit_seconds=1.5)
 
 
 def outcomes_of_meeting(clusters, delay):

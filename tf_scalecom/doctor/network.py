@@ -116,7 +116,7 @@ class Doctors:
         try:
             connection = cluster_lib.connect(peer.address)
         except OSError as error:
-            peer.error = _in_words(error)
+            peer.error = cluster_lib.in_words(error)
             return
         peer.reached = True
         with connection:
@@ -155,7 +155,7 @@ class Doctors:
                 connection.shutdown(socket.SHUT_WR)
                 counted = _receive(connection)
         except OSError as error:
-            self.stream_error = _in_words(error)
+            self.stream_error = cluster_lib.in_words(error)
             return None
         if counted is None:
             self.stream_error = "no count of what came in"
@@ -216,13 +216,3 @@ def _count(connection):
     while size := connection.recv_into(buffer):
         received += size
     return {"bytes": received, "seconds": time.monotonic() - start}
-
-
-def _in_words(error):
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused: nothing listens there"
-    if isinstance(error, TimeoutError):
-        return "no answer: the machine is down, or a firewall drops what is sent to it"
-    if isinstance(error, socket.gaierror):
-        return f"the host's name has no address ({error.strerror})"
-    return error.strerror or str(error)

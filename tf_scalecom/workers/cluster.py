@@ -28,6 +28,8 @@ LIMIT_VARIABLE = "TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS"
 _REPORT_SECONDS = 30.0
 _LIMIT_SECONDS = 300.0
 _POLL_SECONDS = 0.2
+# Of a value, in an error.
+_SHOWN = 500
 _CONNECT_SECONDS = 2.0
 
 _EXAMPLE = (
@@ -117,17 +119,18 @@ def parse_tf_config(text: str) -> Cluster | None:
         return None
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number or a depth beyond all measure
         raise ValueError(
-            f"Expected TF_CONFIG to be JSON, received {text!r} ({error}). "
+            f"Expected TF_CONFIG to be JSON, received {_shown(text)} ({error}). "
             f"Write it like {_EXAMPLE}, with double quotes."
         ) from error
     if config == {}:
         return None
     if not isinstance(config, dict) or not isinstance(config.get("cluster"), dict):
-        raise _bad_config("a JSON object with an object `cluster` in it", text, "TF_CONFIG")
+        expected = "a JSON object with an object `cluster` in it"
+        raise _bad_config(expected, _shown(text), "TF_CONFIG")
     if not isinstance(config.get("task"), dict):
-        raise _bad_config("an object `task` beside `cluster`", text, "TF_CONFIG")
+        raise _bad_config("an object `task` beside `cluster`", _shown(text), "TF_CONFIG")
     return _checked(config["cluster"], config["task"], "TF_CONFIG")
 
 
@@ -150,7 +153,13 @@ def _checked(jobs, task, source) -> Cluster:
                 raise _bad_config(
                     "addresses of the form host:port (neither http:// nor a path; a port from 1 to "
                     "65535; IPv6 in [])",
-                    f"{address!r} ({job})",
+                    f"{_shown(address)} ({job})",
+                    source,
+                )
+            if not _is_host(written[1]):
+                raise _bad_config(
+                    "hosts whose names have 1 to 63 characters between dots, and 253 in all",
+                    f"{_shown(address)} ({job})",
                     source,
                 )
     if not jobs.get("chief") and not jobs.get("worker"):
@@ -171,10 +180,10 @@ def _checked(jobs, task, source) -> Cluster:
             f"the task's type among the cluster's jobs ({', '.join(jobs)})", repr(task_type), source
         )
     # TensorFlow reads "0" as 0 too. A bool is an int to Python, and a mistake here.
-    if isinstance(task_id, str) and re.fullmatch("[0-9]+", task_id):
+    if isinstance(task_id, str) and re.fullmatch("[0-9]{1,9}", task_id):
         task_id = int(task_id)
     if not isinstance(task_id, int) or isinstance(task_id, bool):
-        raise _bad_config("an integer as the task's index", repr(task_id), source)
+        raise _bad_config("an integer as the task's index", _shown(task_id), source)
     if not 0 <= task_id < len(jobs[task_type]):
         raise _bad_config(
             f"the index of one of {len(jobs[task_type])} tasks of job {task_type!r}, from 0",
@@ -182,6 +191,22 @@ def _checked(jobs, task, source) -> Cluster:
             source,
         )
     return Cluster({job: tuple(a) for job, a in jobs.items()}, task_type, task_id)
+
+
+def _shown(value) -> str:
+    """As Python writes it, or its beginning."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
+
+
+def _is_host(host) -> bool:
+    """Whether DNS could know it; an address in brackets is none of its names."""
+    if host.startswith("["):
+        return True
+    try:
+        return 0 < len(host.removesuffix(".").encode("idna")) <= 253
+    except UnicodeError:  # a label that is empty or too long
+        return False
 
 
 def _place(address):
@@ -207,7 +232,8 @@ def wait_for_peers(
     """Returns once every peer has answered at its address; meanwhile answers at its own.
 
     A peer that is ahead, and has handed its port to TensorFlow, answers just as well; one that is
-    between the two is asked again. Peers that are here too say what cluster they are in.
+    between the two is asked again. Peers that are here too say what cluster they are in. All are
+    asked at once, so that their number makes nobody wait.
 
     Args:
         cluster: the cluster, checked.
@@ -227,13 +253,12 @@ def wait_for_peers(
     if limit_seconds is None:
         limit_seconds = _seconds_from_environment(LIMIT_VARIABLE, _LIMIT_SECONDS)
     name = cluster.name
-    missing = dict(cluster.peers)
     start = time.monotonic()
     meeting = Meeting(name, cluster.workers, _place)
-    with answering(cluster, meeting.answer):
+    with answering(cluster, meeting.answer), _asked(meeting, cluster.peers) as missing:
         reported = False
         while True:
-            missing = {n: a for n, a in missing.items() if not _answers(meeting, n, a)}
+            have_all_answered = not missing  # before what they have said is looked at
             if meeting.complaint is not None:
                 meeting.stay()
                 raise ValueError(
@@ -241,17 +266,21 @@ def wait_for_peers(
                     f"{meeting.complaint}\nGive all workers the same `cluster`, in the same order, "
                     "and each a `task` of its own."
                 )
-            if not missing:
+            if have_all_answered:
                 return
             waited = time.monotonic() - start
-            who = ", ".join(f"{n} ({address})" for n, address in missing.items())
-            if waited > limit_seconds:
+            who = ", ".join(
+                f"{n} ({', '.join(filter(None, [cluster.peers[n], why]))})"
+                for n, why in list(missing.items())
+                if why is not None
+            )
+            if who and waited > limit_seconds:
                 raise TimeoutError(
                     f"Expected all workers of the cluster within {limit_seconds:g} s, "
                     f"{name} waited in vain for {who}. Start them, check their logs, and that "
                     f"these addresses are reachable from here; {LIMIT_VARIABLE} sets the limit."
                 )
-            if waited > report_seconds and not reported:
+            if who and waited > report_seconds and not reported:
                 print(
                     f"tf_scalecom: {name} has waited {waited:.0f} s for {who}, "
                     f"and will give up after {limit_seconds:g} s ({LIMIT_VARIABLE}).",
@@ -340,10 +369,43 @@ def connect(address: str, seconds: float = _CONNECT_SECONDS) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
 
 
-def _answers(meeting, name, address):
+def in_words(error: OSError) -> str:
+    """Why there is none."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused: nothing listens there"
+    if isinstance(error, TimeoutError):
+        return "no answer: the machine is down, or a firewall drops what is sent to it"
+    if isinstance(error, socket.gaierror):
+        return f"the host's name has no address ({error.strerror})"
+    return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def _asked(meeting, peers) -> Iterator[dict[str, str | None]]:
+    """Calls peers, each in a thread of its own and again and again, until the block ends.
+
+    Gives those that have not answered, by name, and why in words, if that is known; None while one
+    speaks. It shrinks meanwhile.
+    """
+    missing: dict[str, str | None] = dict.fromkeys(peers, "")
+    ended = threading.Event()
+
+    def ask(name, address):
+        while not ended.is_set():
+            try:
+                connection = connect(address)
+            except OSError as error:
+                missing[name] = in_words(error)
+                ended.wait(_POLL_SECONDS)
+                continue
+            missing[name] = None
+            meeting.call(connection, name)
+            del missing[name]
+            return
+
+    for name, address in peers.items():
+        threading.Thread(target=ask, args=[name, address], daemon=True).start()
     try:
-        connection = connect(address)
-    except OSError:
-        return False
-    meeting.call(connection, name)
-    return True
+        yield missing
+    finally:
+        ended.set()
