@@ -413,7 +413,7 @@ WAYS = (
             ),
             *(
                 Arm(f"factored second moment, {name}", ADAM_STEP | FACTORED | {"step_limit": limit})
-                for name, limit in {"no limit": None, "limit 10": 10, "limit 3": 3}.items()
+                for name, limit in {"no limit": None, "limit 10": 10}.items()
             ),
             Arm(
                 "second moment sent, 180x, limit 10",
