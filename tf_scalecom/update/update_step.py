@@ -171,13 +171,14 @@ class UpdateStep:
         """What is measured of the leader's choice before the exchange, if that has a leader."""
         if way.num_replicas == 1 or not self._state.method.bounded:
             return []
-        step = tf.convert_to_tensor(self._inner.iterations)
+        step = self._inner.iterations
         own = hierarchy.worker(strategy) if self._state.hierarchical else replica_ids[0]
 
         def is_led_by_others():
-            led = tf.cast(step % way.num_replicas, tf.int32) != own
+            now = tf.convert_to_tensor(step)
+            led = tf.cast(now % way.num_replicas, tf.int32) != own
             if self._state.warmup:
-                led &= step >= self._state.warmup[-1].end
+                led &= now >= self._state.warmup[-1].end
             return led
 
         return self._state.leader_choice.before(
