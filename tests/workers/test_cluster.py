@@ -205,6 +205,26 @@ def test_however_many_drop_what_is_sent_to_them_the_report_comes_at_its_time(num
     assert said.count(f":{port}") == str(error.value).count(f":{port}") == number
 
 
+def test_one_that_never_ends_its_line_is_given_up_too():
+    first, second = local_cluster(2)
+    port = int(second.address.rpartition(":")[2])
+    over = threading.Event()
+
+    def speak(listener):
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            while not over.wait(0.2):
+                connection.sendall(b"{")
+
+    with socket.create_server(("", port)) as listener:
+        speaker = threading.Thread(target=speak, args=[listener])
+        speaker.start()
+        with pytest.raises(TimeoutError, match=r"in vain for worker 1\."):
+            wait_for_peers(first, report_seconds=9, limit_seconds=1.5)
+        over.set()
+        speaker.join()
+
+
 def test_a_name_that_does_not_resolve_is_said_to_be_one():
     (own,) = local_cluster(1)
     cluster = Cluster({"worker": (*own.jobs["worker"], "no-such-host.invalid:1")}, "worker", 0)

@@ -44,10 +44,6 @@ class MeanTopK(_ChosenForAll):
     Its bytes are those of CLT-k, at which no real method could have that knowledge.
     """
 
-    @classmethod
-    def from_options(cls, options: MethodOptions):
-        return cls(options.compression)
-
     def _ranked(self, bucket, step, communicator):
         own = zip(bucket.gradients, bucket.residuals, strict=True)
         return self._ranked_by_sum([compensated(g, m) for g, m in own], bucket, communicator)
@@ -61,10 +57,6 @@ class SharesTopK(_ChosenForAll):
     """
 
     bounded = False  # the bound is about one leader's choice
-
-    @classmethod
-    def from_options(cls, options: MethodOptions):
-        return cls(options.compression)
 
     def _ranked(self, bucket, step, communicator):
         n = communicator.num_replicas

@@ -49,10 +49,11 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
         yield
     # Of text, JSON, a table's cells, an archive and the arrays in it.
     except (ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        words = str(error).partition("\n")[0]
         raise UnusableFolder(
             f"Expected {path} to be as `simulate` wrote it; received a damaged file "
-            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}). Put it "
-            "back, or remove its folder to make the run again."
+            f"({type(error).__name__}: {words}). Put it back, or remove its folder to make the run "
+            "again."
         ) from error
 
 

@@ -274,6 +274,7 @@ def wait_for_peers(
                 for n, why in list(missing.items())
                 if why is not None
             )
+            who = who or ", ".join(missing)  # of whom all speak, however long
             if who and waited > limit_seconds:
                 raise TimeoutError(
                     f"Expected all workers of the cluster within {limit_seconds:g} s, "
