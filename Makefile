@@ -69,7 +69,8 @@ $(INSTALLED): requirements.txt pyproject.toml $(NATIVE)
 	$(PIP) --no-deps --no-build-isolation --editable . # compiled for the TensorFlow just installed
 	@touch $@
 
-$(DOCS_INSTALLED): requirements-docs.txt
+# Waits for the environment also where make works on several targets at once, and is not older for its sake.
+$(DOCS_INSTALLED): requirements-docs.txt | $(INSTALLED)
 	$(PIP) -r requirements-docs.txt
 	@touch $@
 
