@@ -4,41 +4,33 @@
 
 Each moment of a step counts for one phase: that of the operation that runs, the first in the order
 of `PHASES` where several do, so that exchange is only what nothing else hides; "other" is what is
-left (Python, scheduling). So the parts add up to the step. A worker leads every n-th step; the
-others wait for its selection, which counts as exchange. Numbers are means over the middle half of
-the steps by duration. Filter and scatter are one operation, whose time is shared out as the core's
-two functions take it one by one.
+left (Python, scheduling). So the parts add up to the step. A worker leads every n-th step, and
+selects where it compensates; the others wait for its selection, which counts as exchange. Numbers
+are means over the middle half of the steps by duration.
 """
 
 import argparse
-import ctypes
 import itertools
 import os
 import pathlib
 import statistics
-import sys
 import tempfile
-import time
 
 import keras
-import numpy as np
 import tensorflow as tf
 from step_time import WIDTHS, build_step
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import tf_scalecom as sc
-from tf_scalecom.ops import native
-
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "custom_ops" / "bench"))
-from core_abi import FLOAT32, Tensor
 
 STEP = "measured_step"
-PHASES = ("compute", "select", "check and gather", "filter and scatter", "apply", "exchange")
+PHASES = ("compute", "compensate", "gather", "filter", "scatter", "apply", "exchange")
 _KERNELS = {
-    "ScalecomSelect": "select",
-    "ScalecomAnyNonfinite": "check and gather",
-    "ScalecomGather": "check and gather",
-    "ScalecomUpdate": "filter and scatter",
+    "ScalecomCompensate": "compensate",
+    "ScalecomGather": "gather",
+    "ScalecomFilter": "filter",
+    "ScalecomScatter": "scatter",
+    "ScalecomDescend": "apply",
 }
 
 
@@ -102,60 +94,6 @@ def middle_mean(splits):
     return {phase: statistics.mean(times[phase] for times in kept) for phase in kept[0]}
 
 
-def filter_share(elements, chunk_size, chunk_keep):
-    """The filter's share of filter and scatter, which are one operation: timed one by one."""
-    core = ctypes.CDLL(str(native.LIBRARY))
-    kept = -(-elements // chunk_size) * chunk_keep
-    rng = np.random.default_rng(0)
-    arrays = [
-        rng.standard_normal(elements, np.float32),
-        rng.standard_normal(elements, np.float32),
-        np.tile(np.arange(chunk_keep, dtype=np.uint32), kept // chunk_keep),
-        np.zeros(kept, np.float32),
-        np.zeros(kept, np.float32),
-        np.zeros(elements, np.float32),
-    ]
-    tail = min(chunk_keep, elements % chunk_size) or 1
-    tensor = Tensor(
-        elements, chunk_size, chunk_keep, tail, 4, *(array.ctypes.data for array in arrays)
-    )
-    one, executor = ctypes.c_int64(1), ctypes.c_void_p(None)
-    calls = {
-        "filter": lambda: core.scalecom_residuals_filter_cpu(
-            ctypes.byref(tensor),
-            one,
-            FLOAT32,
-            FLOAT32,
-            ctypes.c_float(np.inf),
-            ctypes.c_float(1.0),
-            executor,
-        ),
-        "scatter": lambda: core.scalecom_outputs_scatter_cpu(
-            ctypes.byref(tensor), one, FLOAT32, FLOAT32, executor
-        ),
-    }
-    times = {name: [] for name in calls}
-    for _ in range(9):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            if status := call():
-                raise RuntimeError(f"Expected {name} to succeed; received status {status}.")
-            times[name].append(time.perf_counter() - start)
-    filtering, scattering = (statistics.median(times[name]) for name in calls)
-    return filtering / (filtering + scattering)
-
-
-def with_filter_and_scatter(times, share):
-    """The same times with "filter and scatter" as two, `share` of it filter."""
-    parts = {}
-    for phase, ms in times.items():
-        if phase == "filter and scatter":
-            parts |= {"filter": share * ms, "scatter": (1 - share) * ms}
-        else:
-            parts[phase] = ms
-    return parts
-
-
 def main():
     """Profiles the compressed arm and prints the table on the chief."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -177,27 +115,16 @@ def main():
     events = profile(step, arguments.steps)
     if strategy.cluster_resolver.task_id:
         return
-    led, followed = [], []
-    for start, end, name in events:
-        if name == STEP:
-            times = split(start, end, events)
-            (led if times["select"] else followed).append(times)
-    columns = [middle_mean(led), middle_mean(followed)]
-    columns.append({phase: statistics.mean(c[phase] for c in columns) for phase in columns[0]})
-    widths = WIDTHS[arguments.model]
-    chunk = 100 * arguments.chunk_keep
-    share = filter_share(widths[1] * widths[2], chunk, arguments.chunk_keep)
-    columns = [with_filter_and_scatter(column, share) for column in columns]
+    times = middle_mean([split(*step, events) for *step, name in events if name == STEP])
     print(
         f"{arguments.model}, {strategy.num_replicas_in_sync} workers, {os.cpu_count()} cores, "
-        f"{arguments.chunk_keep} of each {chunk}, load {os.getloadavg()[0]:.1f}"
+        f"{arguments.chunk_keep} of each {100 * arguments.chunk_keep}, load {os.getloadavg()[0]:.1f}"
     )
-    print(f"| phase | ms, leading | ms, following | ms, mean | share |\n{'|---' * 5}|")
-    total = sum(columns[-1].values())
-    for phase in columns[0]:
-        cells = " | ".join(f"{column[phase]:.1f}" for column in columns)
-        print(f"| {phase} | {cells} | {columns[-1][phase] / total:.0%} |")
-    print(f"| step | {' | '.join(f'{sum(column.values()):.1f}' for column in columns)} | 100% |")
+    print("| phase | ms | share |\n|---|---|---|")
+    total = sum(times.values())
+    for phase, ms in times.items():
+        print(f"| {phase} | {ms:.1f} | {ms / total:.0%} |")
+    print(f"| step | {total:.1f} | 100% |")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/twin.py
 
-All run in turn, round after round, so that the machine's other load weighs on all alike; what
+A step is all kernels of one replica, and its gradient. All run in turn, round after round, so that the machine's other load weighs on all alike; what
 counts is the median over rounds of the twin's time to the native one's.
 """
 
@@ -19,23 +19,20 @@ from tf_scalecom.wire.layout import Layout, tensor_layout
 SELECTIONS = {"1 of 100": dict(chunk_keep=1), "10 of 1000": dict(chunk_keep=10)}
 
 
-def kernel_calls(kernels, layout, gradient, residual, compiled):
-    """Name -> function without arguments that runs one kernel on one replica's tensor."""
-    gradients, residuals = [gradient], [residual]
-    words = native.select(gradients, residuals, layout)
-    nonfinite, no_limit = native.any_nonfinite(gradients, residuals), float("inf")
-    values = native.gather(gradients, residuals, words, nonfinite, layout, no_limit)
-    calls = {
-        "select": lambda: kernels.select(gradients, residuals, layout),
-        "finite check": lambda: kernels.any_nonfinite(gradients, residuals),
-        "gather": lambda: kernels.gather(gradients, residuals, words, nonfinite, layout, no_limit),
-        "update": lambda: kernels.update(
-            gradients, residuals, words, values, tf.constant(True), layout, no_limit
-        ),
-    }
+def steps(kernels, layout, source, residual, compiled):
+    """Name -> function without arguments: one replica's kernels of a step."""
+
+    def step(leads):
+        gradient = tf.negative(source)  # one that nobody else holds, as in training
+        values, words, nonfinite = kernels.compensate([gradient], [residual], leads, layout)
+        selected, unsent = kernels.gather(values, words, nonfinite, layout, float("inf"))
+        free = kernels.filter_residuals(unsent, [residual], tf.equal(nonfinite, 0), layout)
+        return kernels.scatter(words, selected, layout, free)
+
+    compiled_step = tf.function(step, jit_compile=compiled, autograph=False)
     return {
-        name: tf.function(call, jit_compile=compiled, autograph=False)
-        for name, call in calls.items()
+        "leading": lambda: compiled_step(tf.constant(True)),
+        "following": lambda: compiled_step(tf.constant(False)),
     }
 
 
@@ -68,27 +65,22 @@ def main():
     for selection, keep in SELECTIONS.items():
         layout = Layout((tensor_layout("w", gradient.shape, "float32", 100, **keep),))
         calls = {
-            (kernel, way): call
+            (step, way): call
             for way, (kernels, compiled) in ways.items()
-            for kernel, call in kernel_calls(kernels, layout, gradient, residual, compiled).items()
+            for step, call in steps(kernels, layout, gradient, residual, compiled).items()
         }
         times = times_in_turn(calls, arguments.rounds)
-        kernels = dict.fromkeys(kernel for kernel, _ in calls)
-        for way in ways:
-            times["all", way] = [
-                sum(parts) for parts in zip(*(times[k, way] for k in kernels), strict=True)
-            ]
         print(f"\n| {selection} | native ms | XLA ms | / native | plain ms | / native |")
         print("|---|---|---|---|---|---|")
-        for kernel in [*kernels, "all"]:
-            cells = [f"{1e3 * statistics.median(times[kernel, 'native']):.1f}"]
+        for step in dict.fromkeys(step for step, _ in calls):
+            cells = [f"{1e3 * statistics.median(times[step, 'native']):.1f}"]
             for way in ("XLA", "plain"):
                 ratios = (
-                    t / n for t, n in zip(times[kernel, way], times[kernel, "native"], strict=True)
+                    t / n for t, n in zip(times[step, way], times[step, "native"], strict=True)
                 )
-                cells.append(f"{1e3 * statistics.median(times[kernel, way]):.1f}")
+                cells.append(f"{1e3 * statistics.median(times[step, way]):.1f}")
                 cells.append(f"{statistics.median(ratios):.1f}")
-            print(f"| {kernel} | {' | '.join(cells)} |")
+            print(f"| {step} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -49,11 +49,9 @@ def scalecom_step(
     reduced = np.zeros(compensated.shape[1], np.float32)
     reduced[indices] = sent.sum(axis=0, dtype=np.float32)
 
-    off_set = compensated if beta == 1 else residuals + beta * gradients
-    next_residuals = off_set.copy()
-    unsent = compensated[:, indices] - sent
-    on_set = unsent if beta == 1 else (1 - beta) * residuals[:, indices] + beta * unsent
-    next_residuals[:, indices] = on_set
+    unsent = compensated.copy()
+    unsent[:, indices] -= sent
+    next_residuals = unsent if beta == 1 else (1 - beta) * residuals + beta * unsent
     return reduced, next_residuals, indices
 
 

@@ -88,6 +88,7 @@ class ScaleComAllReduce(CollectiveAllReduce):
         state: Sequence[Sequence[tf.Variable]],
         step: tf.Tensor,
         method: Method | None = None,
+        as_slices: bool = False,
     ) -> Exchanged:
         """Sums gradients over all replicas, those that `layout` says as CLT-k.
 
@@ -100,6 +101,8 @@ class ScaleComAllReduce(CollectiveAllReduce):
                 in the variables' shapes. Updated in place.
             step: integer scalar, the same on all workers; the leader is step mod replicas.
             method: another method than CLT-k, whose plan and state the others are.
+            as_slices: whether sums of compressed variables may come as `tf.IndexedSlices` of the
+                variables as vectors.
 
         Returns:
             An `Exchanged`: summed gradients, and whether all were finite. If not, the state is as
@@ -117,25 +120,25 @@ class ScaleComAllReduce(CollectiveAllReduce):
         if tf.executing_eagerly() and len(self._launchers) > 1:
             # One thread runs eager operations one by one, and would wait in the first replica's
             # collective for the second's: a function runs them side by side.
-            return self._eager_exchange(layout, method)(gradients, state, step)
-        return self._exchange(gradients, layout, state, step, method)
+            return self._eager_exchange(layout, method, as_slices)(gradients, state, step)
+        return self._exchange(gradients, layout, state, step, method, as_slices)
 
-    def _eager_exchange(self, layout, method):
-        key = (layout, method)
+    def _eager_exchange(self, layout, method, as_slices):
+        key = (layout, method, as_slices)
         if key not in self._eager_exchanges:
             self._eager_exchanges[key] = tf.function(
                 lambda gradients, state, step: self._exchange(
-                    gradients, layout, state, step, method
+                    gradients, layout, state, step, method, as_slices
                 ),
                 autograph=False,
             )
         return self._eager_exchanges[key]
 
-    def _exchange(self, gradients, layout, state, step, method):
+    def _exchange(self, gradients, layout, state, step, method, as_slices):
         communicator = CollectiveCommunicator(
             self._launchers, self._first_replica, self._group_size, self.bucket_bytes
         )
-        return exchange(gradients, layout, state, step, communicator, method)
+        return exchange(gradients, layout, state, step, communicator, method, as_slices)
 
     def __deepcopy__(self, memo):
         return type(self)(

@@ -19,6 +19,7 @@ from tf_scalecom.reduction.method import Method
 from tf_scalecom.reduction.variables import is_summable
 from tf_scalecom.state import model_files
 from tf_scalecom.update import hierarchy, keras_hooks
+from tf_scalecom.update.descent import descending
 from tf_scalecom.update.first_moment import warn_of_loss
 from tf_scalecom.update.gradient_norm import GradientNorm
 from tf_scalecom.update.leader_choice import LeaderChoice
@@ -365,7 +366,12 @@ class ScaleComOptimizer(keras.optimizers.Optimizer):
                 f"{step!r}. Leave it out for a step after the warm-up."
             )
         plan = state.plan if step is None else plan_at(step, state.warmup, state.plan)
-        return method_for(plan, state.method).report(plan, replicas, way.wire)
+        method = method_for(plan, state.method)
+        in_place = descending(self.inner_optimizer, self._trainable_variables, plan, method)
+        return dataclasses.replace(
+            method.report(plan, replicas, way.wire),
+            in_place=tuple(plan.tensors[i].path for i in in_place),
+        )
 
     def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
         """Exchanges gradients and updates variables. Call it in replica context.

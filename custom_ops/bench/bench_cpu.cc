@@ -118,6 +118,7 @@ void bench(int64_t n, int rounds, int32_t threads) {
       t.gradient = gradient + start;
       t.residual = residual + start;
       t.output = output + start;
+      t.compensated = gradient + start;  // in the gradient's place, as in training
       const int64_t kept = scalecom_tensor_kept(&t);
       t.offsets = allocate<char>(kept * offset_bytes);
       t.values = allocate<float>(kept);
@@ -131,7 +132,23 @@ void bench(int64_t n, int rounds, int32_t threads) {
   const std::vector<scalecom_tensor> ten = tensors(1000, 10, 2);
   const std::vector<scalecom_tensor> top = tensors(m, m / 100, 4);
   std::vector<scalecom_tensor> narrow = one;
-  for (int i = 0; i < kSlices; ++i) narrow[static_cast<size_t>(i)].gradient = half + i * m;
+  std::vector<scalecom_tensor> beside = one;
+  for (int i = 0; i < kSlices; ++i) {
+    narrow[static_cast<size_t>(i)].gradient = half + i * m;
+    narrow[static_cast<size_t>(i)].compensated = output + i * m;
+    beside[static_cast<size_t>(i)].compensated = output + i * m;
+  }
+  std::vector<scalecom_slices> slices;
+  for (const scalecom_tensor& t : one) {
+    const int64_t kept = scalecom_tensor_kept(&t);
+    int64_t* indices = allocate<int64_t>(kept);
+    for (int64_t j = 0; j < kept; ++j) indices[j] = 100 * j + static_cast<int64_t>(rng() % 100);
+    indices[kept - 1] = t.elements - 1;
+    owned.push_back(indices);
+    slices.push_back({t.elements, kept, static_cast<float*>(t.output), indices,
+                      static_cast<const float*>(t.reduced)});
+  }
+  const float learning_rate = 0.0f;  // the variables stay small, round after round
   const int64_t workspace_bytes =
       scalecom_offsets_workspace_cpu(top.data(), kSlices, SCALECOM_EXACT);
   void* workspace = allocate<char>(workspace_bytes);
@@ -174,53 +191,55 @@ void bench(int64_t n, int rounds, int32_t threads) {
          });
        },
        {}},
+      {"compensate",
+       12 * e,
+       [&](int i) {
+         must(scalecom_gradients_compensate_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool));
+       },
+       {}},
       {"select, 1 of 100",
-       8 * e,
+       12 * e,
        [&](int i) {
          must(scalecom_offsets_select_cpu(&one[at(i)], 1, SCALECOM_CHUNK, SCALECOM_FLOAT32, &flag,
                                           nullptr, 0, &pool));
        },
        {}},
       {"select, 10 of 1000",
-       8 * e,
+       12 * e,
        [&](int i) {
          must(scalecom_offsets_select_cpu(&ten[at(i)], 1, SCALECOM_CHUNK, SCALECOM_FLOAT32, &flag,
                                           nullptr, 0, &pool));
        },
        {}},
-      {"select, 1 of 100, bfloat16",
-       6 * e,
-       [&](int i) {
-         must(scalecom_offsets_select_cpu(&narrow[at(i)], 1, SCALECOM_CHUNK, SCALECOM_BFLOAT16,
-                                          &flag, nullptr, 0, &pool));
-       },
-       {}},
       {"select, exact 1 %",
-       8 * e,
+       12 * e,
        [&](int i) {
          must(scalecom_offsets_select_cpu(&top[at(i)], 1, SCALECOM_EXACT, SCALECOM_FLOAT32, &flag,
                                           workspace, workspace_bytes, &pool));
        },
        {}},
-      {"finite check",
-       8 * e,
+      {"compensate, p elsewhere",
+       12 * e,
        [&](int i) {
-         must(scalecom_compensated_check_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool));
+         must(scalecom_gradients_compensate_cpu(&beside[at(i)], 1, SCALECOM_FLOAT32, &flag, &pool));
+       },
+       {}},
+      {"select, 1 of 100, bfloat16",
+       10 * e,
+       [&](int i) {
+         must(scalecom_offsets_select_cpu(&narrow[at(i)], 1, SCALECOM_CHUNK, SCALECOM_BFLOAT16,
+                                          &flag, nullptr, 0, &pool));
        },
        {}},
       {"gather",
        0,
        [&](int i) {
-         must(scalecom_values_gather_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
-                                         INFINITY, &pool));
+         must(scalecom_values_gather_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, INFINITY, &pool));
        },
        {}},
-      {"filter",
+      {"filter, beta below 1",
        12 * e,
-       [&](int i) {
-         must(scalecom_residuals_filter_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
-                                            INFINITY, 0.5f, &pool));
-       },
+       [&](int i) { must(scalecom_residuals_filter_cpu(&one[at(i)], 1, 0.5f, &pool)); },
        {}},
       {"scatter",
        4 * e,
@@ -229,25 +248,24 @@ void bench(int64_t n, int rounds, int32_t threads) {
                                            &pool));
        },
        {}},
-      {"apply (filter + scatter)",
-       16 * e,
+      {"scatter, 10 of 1000",
+       4 * e,
        [&](int i) {
-         must(scalecom_updates_apply_cpu(&one[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
-                                         INFINITY, 0.5f, &pool));
+         must(scalecom_outputs_scatter_cpu(&ten[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                           &pool));
        },
        {}},
-      {"apply, 10 of 1000",
-       16 * e,
+      {"scatter, exact 1 %",
+       4 * e,
        [&](int i) {
-         must(scalecom_updates_apply_cpu(&ten[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
-                                         INFINITY, 0.5f, &pool));
+         must(scalecom_outputs_scatter_cpu(&top[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
+                                           &pool));
        },
        {}},
-      {"apply, exact 1 %",
-       16 * e,
+      {"descend, 1 of 100",
+       0,
        [&](int i) {
-         must(scalecom_updates_apply_cpu(&top[at(i)], 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32,
-                                         INFINITY, 0.5f, &pool));
+         must(scalecom_variables_descend_cpu(&slices[at(i)], 1, &learning_rate, &pool));
        },
        {}},
   };

@@ -135,6 +135,7 @@ int main(int argc, char** argv) {
   float* gradient = allocate<float>(n);
   float* residual = allocate<float>(n);
   float* output = allocate<float>(n);
+  float* compensated = allocate<float>(n);
   uint16_t* half = allocate<uint16_t>(n);
   uint32_t* flag = allocate<uint32_t>(1);
   must(cudaMemset(flag, 0, 4));
@@ -152,6 +153,7 @@ int main(int argc, char** argv) {
     t.gradient = gradient;
     t.residual = residual;
     t.output = output;
+    t.compensated = compensated;
     const int64_t kept = scalecom_tensor_kept(&t);
     t.offsets = allocate<char>(kept * offset_bytes);
     t.values = allocate<float>(kept);
@@ -176,6 +178,7 @@ int main(int argc, char** argv) {
     t.gradient = gradient + start;
     t.residual = residual + start;
     t.output = output + start;
+    t.compensated = compensated + start;
     t.offsets = static_cast<char*>(one.offsets) + start / 100;
     t.values = static_cast<float*>(one.values) + start / 100;
     t.reduced = static_cast<const float*>(one.reduced) + start / 100;
@@ -190,9 +193,12 @@ int main(int argc, char** argv) {
                           int32_t type = SCALECOM_FLOAT32) {
     must(scalecom_offsets_select_cuda(t, count, SCALECOM_CHUNK, type, flag, nullptr, 0, nullptr));
   };
-  const auto apply = [&](const scalecom_tensor* t, int64_t count = 1,
-                         int32_t type = SCALECOM_FLOAT32) {
-    must(scalecom_updates_apply_cuda(t, count, type, SCALECOM_FLOAT32, INFINITY, 0.5f, nullptr));
+  const auto compensate = [&](const scalecom_tensor* t, int32_t type = SCALECOM_FLOAT32) {
+    must(scalecom_gradients_compensate_cuda(t, 1, type, flag, nullptr));
+  };
+  const auto scatter = [&](const scalecom_tensor* t, int64_t count = 1,
+                           int32_t type = SCALECOM_FLOAT32) {
+    must(scalecom_outputs_scatter_cuda(t, count, type, SCALECOM_FLOAT32, nullptr));
   };
   std::vector<Work> list = {
       {"copy",
@@ -202,54 +208,43 @@ int main(int argc, char** argv) {
                               cudaMemcpyDeviceToDevice));
        },
        {}},
-      {"select, 1 of 100", 8 * e, [&] { select(&one); }, {}},
+      {"compensate", 12 * e, [&] { compensate(&one); }, {}},
+      {"compensate, bfloat16", 10 * e, [&] { compensate(&narrow_one, SCALECOM_BFLOAT16); }, {}},
+      {"select, 1 of 100", 12 * e, [&] { select(&one); }, {}},
       {"select, 1 of 100, 250 tensors",
-       8 * e,
+       12 * e,
        [&] { select(many.data(), static_cast<int64_t>(many.size())); },
        {}},
-      {"select, 1 of 25", 8 * e, [&] { select(&odd); }, {}},
-      {"select, 1 of 10000", 8 * e, [&] { select(&wide); }, {}},
-      {"select, 1 of 100, bfloat16", 6 * e, [&] { select(&narrow_one, 1, SCALECOM_BFLOAT16); }, {}},
-      {"select, 10 of 1000", 8 * e, [&] { select(&ten); }, {}},
+      {"select, 1 of 25", 12 * e, [&] { select(&odd); }, {}},
+      {"select, 1 of 10000", 12 * e, [&] { select(&wide); }, {}},
+      {"select, 1 of 100, bfloat16",
+       10 * e,
+       [&] { select(&narrow_one, 1, SCALECOM_BFLOAT16); },
+       {}},
+      {"select, 10 of 1000", 12 * e, [&] { select(&ten); }, {}},
       {"select, exact 1 %",
-       8 * e,
+       12 * e,
        [&] {
          must(scalecom_offsets_select_cuda(&top, 1, SCALECOM_EXACT, SCALECOM_FLOAT32, flag,
                                            workspace, workspace_bytes, nullptr));
        },
        {}},
-      {"finite check",
-       8 * e,
-       [&] { must(scalecom_compensated_check_cuda(&one, 1, SCALECOM_FLOAT32, flag, nullptr)); },
-       {}},
       {"gather",
        0,
-       [&] {
-         must(scalecom_values_gather_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, INFINITY,
-                                          nullptr));
-       },
+       [&] { must(scalecom_values_gather_cuda(&one, 1, SCALECOM_FLOAT32, INFINITY, nullptr)); },
        {}},
-      {"filter",
+      {"filter, beta below 1",
        12 * e,
-       [&] {
-         must(scalecom_residuals_filter_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, INFINITY,
-                                             0.5f, nullptr));
-       },
+       [&] { must(scalecom_residuals_filter_cuda(&one, 1, 0.5f, nullptr)); },
        {}},
-      {"scatter",
+      {"scatter", 4 * e, [&] { scatter(&one); }, {}},
+      {"scatter, 250 tensors",
        4 * e,
-       [&] {
-         must(scalecom_outputs_scatter_cuda(&one, 1, SCALECOM_FLOAT32, SCALECOM_FLOAT32, nullptr));
-       },
+       [&] { scatter(many.data(), static_cast<int64_t>(many.size())); },
        {}},
-      {"apply (filter + scatter)", 16 * e, [&] { apply(&one); }, {}},
-      {"apply, 250 tensors",
-       16 * e,
-       [&] { apply(many.data(), static_cast<int64_t>(many.size())); },
-       {}},
-      {"apply, bfloat16", 12 * e, [&] { apply(&narrow_one, 1, SCALECOM_BFLOAT16); }, {}},
-      {"apply, 10 of 1000", 16 * e, [&] { apply(&ten); }, {}},
-      {"apply, exact 1 %", 16 * e, [&] { apply(&top); }, {}},
+      {"scatter, bfloat16", 2 * e, [&] { scatter(&narrow_one, 1, SCALECOM_BFLOAT16); }, {}},
+      {"scatter, 10 of 1000", 4 * e, [&] { scatter(&ten); }, {}},
+      {"scatter, exact 1 %", 4 * e, [&] { scatter(&top); }, {}},
   };
   cudaEvent_t start, stop;
   must(cudaEventCreate(&start));

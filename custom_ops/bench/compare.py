@@ -19,12 +19,12 @@ from core_abi import CHUNK, EXACT, FLOAT32, Tensor
 class Core:
     """Exact selection of k elements, and of one in each 100, over given addresses."""
 
-    def __init__(self, path, suffix, elements, k, gradient, residual, offsets, flag):
+    def __init__(self, path, suffix, elements, k, gradient, residual, compensated, offsets, flag):
         library = ctypes.CDLL(path)
         self.select = getattr(library, f"scalecom_offsets_select_{suffix}")
         workspace = getattr(library, f"scalecom_offsets_workspace_{suffix}")
         workspace.restype = ctypes.c_int64
-        addresses = [gradient, residual, offsets]
+        addresses = [gradient, residual, compensated, offsets]
         self.whole = Tensor(elements, elements, k, 1, 4, *addresses)
         self.chunked = Tensor(elements, 100, 1, 1, 1, *addresses)
         self.flag = ctypes.c_void_p(flag)
@@ -59,7 +59,7 @@ def numpy_core(path, elements, k):
     residual = rng.standard_normal(elements, dtype=np.float32)
     indices = np.zeros(k, np.uint32)
     flag = np.zeros(1, np.uint32)
-    arrays = [gradient, residual, indices, flag]
+    arrays = [gradient, residual, np.empty_like(gradient), indices, flag]
     core = Core(path, "cpu", elements, k, *(a.ctypes.data for a in arrays))
     core.arrays = arrays  # keeps them alive
     workspace = np.zeros(core.workspace_bytes // 8 + 2, np.float64)
@@ -96,7 +96,7 @@ def against_torch_gpu(path, elements, k):
     residual = torch.randn(elements, device="cuda")
     indices = torch.zeros(k, dtype=torch.int32, device="cuda")
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    tensors = [gradient, residual, indices, flag]
+    tensors = [gradient, residual, torch.empty_like(gradient), indices, flag]
     core = Core(path, "cuda", elements, k, *(t.data_ptr() for t in tensors))
     workspace = torch.zeros(core.workspace_bytes, dtype=torch.uint8, device="cuda")
     core.tensors = [*tensors, workspace]

@@ -14,5 +14,13 @@ class Tensor(ctypes.Structure):
         for name in ("elements", "chunk_size", "chunk_keep", "tail_keep", "offset_bytes")
     ] + [
         (name, ctypes.c_void_p)
-        for name in ("gradient", "residual", "offsets", "values", "reduced", "output")
+        for name in (
+            "gradient",
+            "residual",
+            "compensated",
+            "offsets",
+            "values",
+            "reduced",
+            "output",
+        )
     ]

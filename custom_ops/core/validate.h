@@ -40,7 +40,7 @@ enum Need : uint32_t {
   kValues = 8,
   kReduced = 16,
   kOutput = 32,
-  kResidualOrNull = 64,
+  kCompensated = 64,
 };
 
 inline bool pointer_valid(const void* pointer, int64_t alignment) {
@@ -59,9 +59,13 @@ inline bool tensor_valid(const scalecom_tensor& t, uint32_t needs, int32_t gradi
   if (t.elements == 0) return true;
   const int64_t dense = type_bytes(gradient_type);
   const int64_t wire = type_bytes(wire_type);
+  // Only where it is as wide may p take the gradient's place.
+  const bool in_place =
+      (needs & kGradient) && (needs & kCompensated) && t.compensated == t.gradient;
+  if (in_place && gradient_type != SCALECOM_FLOAT32) return false;
   return (!(needs & kGradient) || pointer_valid(t.gradient, dense)) &&
          (!(needs & kResidual) || pointer_valid(t.residual, 4)) &&
-         (!(needs & kResidualOrNull) || !t.residual || pointer_valid(t.residual, 4)) &&
+         (!(needs & kCompensated) || pointer_valid(t.compensated, 4)) &&
          (!(needs & kOffsets) || pointer_valid(t.offsets, t.offset_bytes)) &&
          (!(needs & kValues) || pointer_valid(t.values, wire)) &&
          (!(needs & kReduced) || pointer_valid(t.reduced, wire)) &&
@@ -69,7 +73,8 @@ inline bool tensor_valid(const scalecom_tensor& t, uint32_t needs, int32_t gradi
 }
 
 inline bool tensors_valid(const scalecom_tensor* tensors, int64_t count, uint32_t needs,
-                          int32_t gradient_type, int32_t wire_type = SCALECOM_FLOAT32) {
+                          int32_t gradient_type = SCALECOM_FLOAT32,
+                          int32_t wire_type = SCALECOM_FLOAT32) {
   if (count < 0 || (count > 0 && tensors == nullptr)) return false;
   if (!gradient_type_valid(gradient_type) || !wire_type_valid(wire_type)) return false;
   int64_t elements = 0;
@@ -77,6 +82,18 @@ inline bool tensors_valid(const scalecom_tensor* tensors, int64_t count, uint32_
     if (!tensor_valid(tensors[i], needs, gradient_type, wire_type)) return false;
     if (tensors[i].elements > INT64_MAX / 8 - elements) return false;
     elements += tensors[i].elements;
+  }
+  return true;
+}
+
+inline bool slices_valid(const scalecom_slices* slices, int64_t count) {
+  if (count < 0 || (count > 0 && slices == nullptr)) return false;
+  for (int64_t i = 0; i < count; ++i) {
+    const scalecom_slices& s = slices[i];
+    if (s.elements < 0 || s.size < 0 || s.size > INT64_MAX / 8) return false;
+    if (s.size == 0) continue;
+    if (s.elements > 0 && !pointer_valid(s.variable, 4)) return false;
+    if (!pointer_valid(s.indices, 8) || !pointer_valid(s.values, 4)) return false;
   }
   return true;
 }

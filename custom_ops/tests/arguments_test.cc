@@ -23,7 +23,7 @@ void refuses(const char* what, void (*spoil)(scalecom_tensor*)) {
   uint32_t flag = 7;
   require(select(b, &flag) == SCALECOM_INVALID_ARGUMENT && flag == 7, what);
   b.tensors[0] = before.tensors[0];
-  b.tensors[0].offsets = b.arrays[2].get();
+  b.tensors[0].offsets = b.arrays[3].get();
   test::require_same(b, before, what);
 }
 
@@ -46,11 +46,8 @@ void unknown_types() {
     for (int32_t status : {
              scalecom_offsets_select_cpu(list, 1, SCALECOM_CHUNK, type, &flag, nullptr, 0, nullptr),
              scalecom_offsets_select_cpu(list, 1, SCALECOM_EXACT, type, &flag, nullptr, 0, nullptr),
-             scalecom_compensated_check_cpu(list, 1, type, &flag, nullptr),
-             scalecom_values_gather_cpu(list, 1, type, 0, INFINITY, nullptr),
-             scalecom_residuals_filter_cpu(list, 1, type, 0, INFINITY, 1.0f, nullptr),
+             scalecom_gradients_compensate_cpu(list, 1, type, &flag, nullptr),
              scalecom_outputs_scatter_cpu(list, 1, type, 0, nullptr),
-             scalecom_updates_apply_cpu(list, 1, type, 0, INFINITY, 1.0f, nullptr),
          }) {
       require(status == SCALECOM_INVALID_ARGUMENT && flag == 7, what);
     }
@@ -59,11 +56,9 @@ void unknown_types() {
   for (int32_t type : unknown(&scalecom::ElementType::wire)) {
     const std::string what = "wire type " + std::to_string(type);
     for (int32_t status : {
-             scalecom_values_gather_cpu(list, 1, 0, type, INFINITY, nullptr),
+             scalecom_values_gather_cpu(list, 1, type, INFINITY, nullptr),
              scalecom_flag_write_cpu(&flag, type, &value),
-             scalecom_residuals_filter_cpu(list, 1, 0, type, INFINITY, 1.0f, nullptr),
              scalecom_outputs_scatter_cpu(list, 1, 0, type, nullptr),
-             scalecom_updates_apply_cpu(list, 1, 0, type, INFINITY, 1.0f, nullptr),
          }) {
       require(status == SCALECOM_INVALID_ARGUMENT && value == 5, what);
     }
@@ -111,6 +106,7 @@ int main() {
   });
   refuses("null gradient", [](T* t) { t->gradient = nullptr; });
   refuses("null residual", [](T* t) { t->residual = nullptr; });
+  refuses("null compensated", [](T* t) { t->compensated = nullptr; });
   refuses("null offsets", [](T* t) { t->offsets = nullptr; });
   refuses("gradient off its alignment",
           [](T* t) { t->gradient = static_cast<const char*>(t->gradient) + 1; });
@@ -126,16 +122,11 @@ int main() {
   require(select_of(b.list(), 1, nullptr) != SCALECOM_OK, "flag");
   require(select_of(nullptr, 0, &flag) == SCALECOM_OK, "empty list");
   for (float beta : {0.0f, -1.0f, 1.5f, NAN}) {
-    require(
-        scalecom_residuals_filter_cpu(b.list(), 1, 0, 0, INFINITY, beta, nullptr) != SCALECOM_OK,
-        "beta");
+    require(scalecom_residuals_filter_cpu(b.list(), 1, beta, nullptr) != SCALECOM_OK, "beta");
   }
   for (float limit : {0.0f, -1.0f, NAN}) {
-    require(
-        scalecom_values_gather_cpu(b.list(), 1, 0, 0, limit, nullptr) != SCALECOM_OK &&
-            scalecom_residuals_filter_cpu(b.list(), 1, 0, 0, limit, 1.0f, nullptr) != SCALECOM_OK &&
-            scalecom_updates_apply_cpu(b.list(), 1, 0, 0, limit, 1.0f, nullptr) != SCALECOM_OK,
-        "limit of the wire");
+    require(scalecom_values_gather_cpu(b.list(), 1, 0, limit, nullptr) != SCALECOM_OK,
+            "limit of the wire");
   }
   float value = 5;
   require(scalecom_flag_write_cpu(nullptr, 0, &value) != SCALECOM_OK, "no flag to read");
@@ -154,6 +145,32 @@ int main() {
   };
   require(select_exact(e, bytes - 1) == SCALECOM_WORKSPACE_TOO_SMALL, "workspace too small");
   require(select_exact(b, bytes) == SCALECOM_INVALID_ARGUMENT, "exact selection of several chunks");
+  TensorList narrow({test::chunked(1000, 100, 3)}, SCALECOM_BFLOAT16, SCALECOM_FLOAT32,
+                    test::Data::kNormal, 0, 2);
+  narrow.tensors[0].compensated =
+      static_cast<float*>(const_cast<void*>(narrow.tensors[0].gradient));
+  require(select(narrow, &flag) == SCALECOM_INVALID_ARGUMENT,
+          "p in the place of a narrow gradient");
+
+  test::SlicesList slices(1);
+  const float learning_rate = 0.1f;
+  const auto descend = [&](void (*spoil)(scalecom_slices*)) {
+    std::vector<scalecom_slices> list = slices.list();
+    spoil(&list[2]);
+    return scalecom_variables_descend_cpu(list.data(), 4, &learning_rate, nullptr);
+  };
+  using S = scalecom_slices;
+  const std::vector<std::vector<float>> variables = slices.variables;
+  for (void (*spoil)(S*) :
+       {+[](S* t) { t->elements = -1; }, +[](S* t) { t->size = -1; },
+        +[](S* t) { t->variable = nullptr; }, +[](S* t) { t->indices = nullptr; },
+        +[](S* t) { t->values = nullptr; }}) {
+    require(descend(spoil) == SCALECOM_INVALID_ARGUMENT && slices.variables == variables, "slices");
+  }
+  require(scalecom_variables_descend_cpu(nullptr, 1, &learning_rate, nullptr) != SCALECOM_OK &&
+              scalecom_variables_descend_cpu(nullptr, 0, nullptr, nullptr) != SCALECOM_OK &&
+              scalecom_variables_descend_cpu(nullptr, 0, &learning_rate, nullptr) == SCALECOM_OK,
+          "no slices, no rate");
   unknown_types();
   unknown_selections();
   printf("arguments are refused as promised\n");

@@ -24,7 +24,7 @@ int32_t pick(const std::vector<int32_t>& types, Bytes& in) {
 
 // An invalid layout over real memory: refused, or harmless.
 void hostile(Bytes in) {
-  alignas(64) unsigned char memory[6][256] = {};
+  alignas(64) unsigned char memory[7][256] = {};
   scalecom_tensor t = {};
   t.elements = static_cast<int64_t>(in.next(8));
   t.chunk_size = static_cast<int64_t>(in.next(8));
@@ -40,13 +40,15 @@ void hostile(Bytes in) {
   t.values = memory[3];
   t.reduced = memory[4];
   t.output = in.next(1) % 8 == 0 ? nullptr : memory[5];
+  t.compensated = reinterpret_cast<float*>(memory[in.next(1) % 2 == 0 ? 0 : 6]);
   uint32_t flag = 0;
   for (int32_t selection = -1; selection < 3; ++selection) {
     scalecom_offsets_select_cpu(&t, 1, selection, type, &flag, memory, 0, nullptr);
   }
-  scalecom_compensated_check_cpu(&t, 1, type, &flag, nullptr);
-  scalecom_values_gather_cpu(&t, 1, type, 0, INFINITY, nullptr);
-  scalecom_updates_apply_cpu(&t, 1, type, 0, INFINITY, 0.5f, nullptr);
+  scalecom_gradients_compensate_cpu(&t, 1, type, &flag, nullptr);
+  scalecom_values_gather_cpu(&t, 1, 0, INFINITY, nullptr);
+  scalecom_residuals_filter_cpu(&t, 1, 0.5f, nullptr);
+  scalecom_outputs_scatter_cpu(&t, 1, type, 0, nullptr);
 }
 
 void valid(Bytes in) {
@@ -83,8 +85,8 @@ void valid(Bytes in) {
       static_cast<unsigned char*>(t.offsets)[i] = static_cast<unsigned char>(in.next(1));
     }
   }
-  scalecom_values_gather_cpu(got.list(), got.count(), type, wire, 1.0f, nullptr);
-  scalecom_updates_apply_cpu(got.list(), got.count(), type, wire, 1.0f, 0.5f, nullptr);
+  scalecom_values_gather_cpu(got.list(), got.count(), wire, 1.0f, nullptr);
+  scalecom_residuals_filter_cpu(got.list(), got.count(), 0.5f, nullptr);
   scalecom_outputs_scatter_cpu(got.list(), got.count(), type, wire, nullptr);
 }
 

@@ -36,10 +36,11 @@ class Emulated : public CudaDevice {
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU).Label("emulated"), \
                           kernel<Emulated>)
 
-REGISTER("ScalecomSelect", SelectKernel);
-REGISTER("ScalecomAnyNonfinite", AnyNonfiniteKernel);
+REGISTER("ScalecomCompensate", CompensateKernel);
 REGISTER("ScalecomGather", GatherKernel);
-REGISTER("ScalecomUpdate", UpdateKernel);
+REGISTER("ScalecomFilter", FilterKernel);
+REGISTER("ScalecomScatter", ScatterKernel);
+REGISTER("ScalecomDescend", DescendKernel);
 
 }  // namespace
 }  // namespace scalecom

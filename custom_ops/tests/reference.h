@@ -21,10 +21,6 @@ inline float add(float a, float b) { return flushed(double{flushed(a)} + double{
 inline float subtract(float a, float b) { return add(a, -b); }
 inline float multiply(float a, float b) { return flushed(double{flushed(a)} * double{flushed(b)}); }
 
-inline float compensated(const TensorList& b, const scalecom_tensor& t, int64_t i) {
-  return add(t.residual[i], load(t.gradient, b.gradient_type, i));
-}
-
 // Magnitude as the order sees it: every NaN above infinity, all alike.
 inline double rank_of(float p) {
   if (isnan(p)) return 3e39;
@@ -59,16 +55,26 @@ void for_each_chunk(const scalecom_tensor& t, Visit visit) {
   }
 }
 
-inline uint32_t reference_select(TensorList& b, bool exact_selection) {
+inline uint32_t reference_compensate(TensorList& b) {
   uint32_t nonfinite = 0;
+  for (const scalecom_tensor& t : b.tensors) {
+    for (int64_t i = 0; i < t.elements; ++i) {
+      t.compensated[i] = add(t.residual[i], load(t.gradient, b.gradient_type, i));
+      if (!isfinite(t.compensated[i])) nonfinite = 1;
+    }
+  }
+  return nonfinite;
+}
+
+inline uint32_t reference_select(TensorList& b, bool exact_selection) {
+  const uint32_t nonfinite = reference_compensate(b);
   for (const scalecom_tensor& t : b.tensors) {
     for_each_chunk(t, [&](int64_t start, int64_t length, int64_t entry, int64_t kept) {
       std::vector<int64_t> order(static_cast<size_t>(length));
       std::vector<double> rank(static_cast<size_t>(length));
       for (int64_t i = 0; i < length; ++i) {
         order[static_cast<size_t>(i)] = i;
-        rank[static_cast<size_t>(i)] = rank_of(compensated(b, t, start + i));
-        if (rank[static_cast<size_t>(i)] > 1e39) nonfinite = 1;
+        rank[static_cast<size_t>(i)] = rank_of(t.compensated[start + i]);
       }
       std::partial_sort(order.begin(), order.begin() + kept, order.end(),
                         [&](int64_t x, int64_t y) {
@@ -83,48 +89,29 @@ inline uint32_t reference_select(TensorList& b, bool exact_selection) {
   return nonfinite;
 }
 
-inline uint32_t reference_check(const TensorList& b) {
-  for (const scalecom_tensor& t : b.tensors) {
-    for (int64_t i = 0; i < t.elements; ++i) {
-      const float p =
-          t.residual != nullptr ? compensated(b, t, i) : load(t.gradient, b.gradient_type, i);
-      if (!isfinite(p)) return 1;
-    }
-  }
-  return 0;
-}
-
 inline void reference_gather(TensorList& b, float limit) {
   for (const scalecom_tensor& t : b.tensors) {
     for_each_chunk(t, [&](int64_t start, int64_t length, int64_t entry, int64_t kept) {
       for (int64_t i = entry; i < entry + kept; ++i) {
         const int64_t offset = offset_at(t, i);
-        const double p = offset < length ? compensated(b, t, start + offset) : NAN;
+        const double p = offset < length ? t.compensated[start + offset] : NAN;
         const double most = limit;
         store(t.values, b.wire_type, i, isfinite(p) ? std::max(-most, std::min(most, p)) : p);
+        if (offset >= length) continue;
+        float* unsent = &t.compensated[start + offset];
+        *unsent = subtract(*unsent, load(t.values, b.wire_type, i));
       }
     });
   }
 }
 
-// Takes what was sent from `values`; the core works it out again.
 inline void reference_filter(TensorList& b, float beta) {
+  if (beta == 1.0f) return;
   for (const scalecom_tensor& t : b.tensors) {
-    const std::vector<float> before(t.residual, t.residual + t.elements);
-    const auto gradient = [&](int64_t i) { return load(t.gradient, b.gradient_type, i); };
     for (int64_t i = 0; i < t.elements; ++i) {
-      t.residual[i] = add(before[static_cast<size_t>(i)], multiply(beta, gradient(i)));
+      t.compensated[i] =
+          add(multiply(subtract(1.0f, beta), t.residual[i]), multiply(beta, t.compensated[i]));
     }
-    for_each_chunk(t, [&](int64_t start, int64_t length, int64_t entry, int64_t kept) {
-      for (int64_t i = entry; i < entry + kept; ++i) {
-        const int64_t offset = offset_at(t, i);
-        if (offset >= length) continue;
-        const int64_t at = start + offset;
-        const float m = before[static_cast<size_t>(at)];
-        const float unsent = subtract(add(m, gradient(at)), load(t.values, b.wire_type, i));
-        t.residual[at] = add(multiply(subtract(1.0f, beta), m), multiply(beta, unsent));
-      }
-    });
   }
 }
 

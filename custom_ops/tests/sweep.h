@@ -16,13 +16,13 @@ namespace test {
 
 // A backend runs one function of the ABI on a list of tensors in host memory.
 struct Backend {
+  std::function<int32_t(TensorList&, uint32_t*)> compensate;
   std::function<int32_t(TensorList&, int32_t selection, uint32_t*)> select;
-  std::function<int32_t(TensorList&, uint32_t*)> check;
   std::function<int32_t(TensorList&, float limit)> gather;
   std::function<int32_t(uint32_t nonfinite, int32_t wire_type, void* value)> flag;
-  std::function<int32_t(TensorList&, float limit, float beta)> filter;
+  std::function<int32_t(TensorList&, float beta)> filter;
   std::function<int32_t(TensorList&)> scatter;
-  std::function<int32_t(TensorList&, float limit, float beta)> apply;
+  std::function<int32_t(SlicesList&, float learning_rate)> descend;
 };
 
 inline void require(bool condition, const std::string& what) {
@@ -60,6 +60,7 @@ inline void require_same(const TensorList& got, const TensorList& want, const st
                   std::to_string(offset_at(w, j)));
     }
     compare(g.residual, w.residual, SCALECOM_FLOAT32, g.elements, "residual");
+    compare(g.compensated, w.compensated, SCALECOM_FLOAT32, g.elements, "compensated");
     compare(g.values, w.values, got.wire_type, kept, "values");
     compare(g.output, w.output, got.gradient_type, g.elements, "output");
   }
@@ -80,21 +81,18 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
       std::to_string(static_cast<int>(data)) + " seed " + std::to_string(seed) + ": ";
   TensorList got(c.shapes, gradient_type, wire_type, data, shift, seed);
   TensorList want(got);
+  TensorList unselected(got);
   uint32_t flag = 0;
   const int32_t selection = c.exact_selection ? SCALECOM_EXACT : SCALECOM_CHUNK;
   require(backend.select(got, selection, &flag) == SCALECOM_OK, name + "select refused");
   require(flag == reference_select(want, c.exact_selection), name + "select's finite flag");
   require_same(got, want, name + "select");
 
+  TensorList unselected_want(unselected);
   flag = 0;
-  require(backend.check(got, &flag) == SCALECOM_OK, name + "check refused");
-  require(flag == reference_check(want), name + "check's finite flag");
-  // Without residuals: the gradients' own.
-  TensorList bare(got);
-  for (scalecom_tensor& t : bare.tensors) t.residual = nullptr;
-  flag = 0;
-  require(backend.check(bare, &flag) == SCALECOM_OK, name + "check of gradients refused");
-  require(flag == reference_check(bare), name + "check's finite flag of gradients");
+  require(backend.compensate(unselected, &flag) == SCALECOM_OK, name + "compensate refused");
+  require(flag == reference_compensate(unselected_want), name + "compensate's finite flag");
+  require_same(unselected, unselected_want, name + "compensate");
 
   if (corrupt) {
     // Out of range where the width allows it. Where offsets must increase, only the last
@@ -113,15 +111,30 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
 
   got.fill_reduced(seed + 1);
   want.fill_reduced(seed + 1);
-  TensorList fused(got);
-  require(backend.filter(got, limit, beta) == SCALECOM_OK, name + "filter refused");
+  require(backend.filter(got, beta) == SCALECOM_OK, name + "filter refused");
   reference_filter(want, beta);
   require_same(got, want, name + "filter");
   require(backend.scatter(got) == SCALECOM_OK, name + "scatter refused");
   reference_scatter(want);
   require_same(got, want, name + "scatter");
-  require(backend.apply(fused, limit, beta) == SCALECOM_OK, name + "apply refused");
-  require_same(fused, want, name + "apply");
+}
+
+// Slices of several variables, some indices of which are none of theirs.
+inline void check_descend(const Backend& backend, uint64_t seed) {
+  SlicesList got(seed);
+  const SlicesList before(got);
+  const float learning_rate = seed % 3 == 0 ? 1e-38f : 0.3f;
+  require(backend.descend(got, learning_rate) == SCALECOM_OK, "descend refused");
+  for (size_t i = 0; i < got.variables.size(); ++i) {
+    std::vector<float> want = before.variables[i];
+    for (size_t j = 0; j < got.indices[i].size(); ++j) {
+      const int64_t at = got.indices[i][j];
+      if (at < 0 || at >= static_cast<int64_t>(want.size())) continue;
+      float& w = want[static_cast<size_t>(at)];
+      w = subtract(w, multiply(got.values[i][j], learning_rate));
+    }
+    require(want == got.variables[i], "descend, seed " + std::to_string(seed));
+  }
 }
 
 inline void check_flags(const Backend& backend) {
@@ -168,7 +181,10 @@ constexpr uint64_t kSlowStride = 100;
 
 // The backends take turns. `stride` runs every so many cases: slow builds take fewer.
 inline void sweep(const std::vector<Backend>& backends, uint64_t stride) {
-  for (const Backend& backend : backends) check_flags(backend);
+  for (const Backend& backend : backends) {
+    check_flags(backend);
+    for (uint64_t seed = 0; seed < 6; ++seed) check_descend(backend, seed);
+  }
   uint64_t seed = 1;
   int64_t steps = 0;
   const std::vector<int32_t> wires = wire_types();

@@ -14,27 +14,26 @@ test::Backend backend(const scalecom_executor* executor) {
     return scalecom_offsets_select_cpu(k.list(), k.count(), selection, k.gradient_type, flag,
                                        workspace.get(), bytes, executor);
   };
-  b.check = [=](TensorList& k, uint32_t* flag) {
-    return scalecom_compensated_check_cpu(k.list(), k.count(), k.gradient_type, flag, executor);
+  b.compensate = [=](TensorList& k, uint32_t* flag) {
+    return scalecom_gradients_compensate_cpu(k.list(), k.count(), k.gradient_type, flag, executor);
   };
   b.gather = [=](TensorList& k, float limit) {
-    return scalecom_values_gather_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,
-                                      executor);
+    return scalecom_values_gather_cpu(k.list(), k.count(), k.wire_type, limit, executor);
   };
   b.flag = [](uint32_t nonfinite, int32_t wire_type, void* value) {
     return scalecom_flag_write_cpu(&nonfinite, wire_type, value);
   };
-  b.filter = [=](TensorList& k, float limit, float beta) {
-    return scalecom_residuals_filter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,
-                                         beta, executor);
+  b.filter = [=](TensorList& k, float beta) {
+    return scalecom_residuals_filter_cpu(k.list(), k.count(), beta, executor);
   };
   b.scatter = [=](TensorList& k) {
     return scalecom_outputs_scatter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type,
                                         executor);
   };
-  b.apply = [=](TensorList& k, float limit, float beta) {
-    return scalecom_updates_apply_cpu(k.list(), k.count(), k.gradient_type, k.wire_type, limit,
-                                      beta, executor);
+  b.descend = [=](test::SlicesList& k, float learning_rate) {
+    const std::vector<scalecom_slices> slices = k.list();
+    return scalecom_variables_descend_cpu(slices.data(), static_cast<int64_t>(slices.size()),
+                                          &learning_rate, executor);
   };
   return b;
 }

@@ -43,15 +43,14 @@ class DeviceTensorList {
     }
     must(cudaMemcpy(data_, staging_.data(), at, cudaMemcpyHostToDevice));
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const size_t* place = &places_[6 * i];
+      const size_t* place = &places_[TensorList::kPointers * i];
       tensors[i].gradient = data_ + place[0];
-      if (tensors[i].residual != nullptr) {
-        tensors[i].residual = reinterpret_cast<float*>(data_ + place[1]);
-      }
-      tensors[i].offsets = data_ + place[2];
-      tensors[i].values = data_ + place[3];
-      tensors[i].reduced = data_ + place[4];
-      tensors[i].output = data_ + place[5];
+      tensors[i].residual = reinterpret_cast<float*>(data_ + place[1]);
+      tensors[i].compensated = reinterpret_cast<float*>(data_ + place[host.in_place ? 0 : 2]);
+      tensors[i].offsets = data_ + place[3];
+      tensors[i].values = data_ + place[4];
+      tensors[i].reduced = data_ + place[5];
+      tensors[i].output = data_ + place[6];
     }
   }
   void download() {
@@ -100,15 +99,15 @@ test::Backend backend() {
                                           workspace, bytes, nullptr);
     });
   };
-  b.check = [](TensorList& k, uint32_t* flag) {
+  b.compensate = [](TensorList& k, uint32_t* flag) {
     return run(k, flag, [&](const scalecom_tensor* t) {
-      return scalecom_compensated_check_cuda(t, k.count(), k.gradient_type, device_flag, nullptr);
+      return scalecom_gradients_compensate_cuda(t, k.count(), k.gradient_type, device_flag,
+                                                nullptr);
     });
   };
   b.gather = [](TensorList& k, float limit) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_values_gather_cuda(t, k.count(), k.gradient_type, k.wire_type, limit,
-                                         nullptr);
+      return scalecom_values_gather_cuda(t, k.count(), k.wire_type, limit, nullptr);
     });
   };
   b.flag = [](uint32_t nonfinite, int32_t wire_type, void* value) {
@@ -117,10 +116,9 @@ test::Backend backend() {
     must(cudaMemcpy(value, device_value, 4, cudaMemcpyDeviceToHost));
     return status;
   };
-  b.filter = [](TensorList& k, float limit, float beta) {
+  b.filter = [](TensorList& k, float beta) {
     return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_residuals_filter_cuda(t, k.count(), k.gradient_type, k.wire_type, limit, beta,
-                                            nullptr);
+      return scalecom_residuals_filter_cuda(t, k.count(), beta, nullptr);
     });
   };
   b.scatter = [](TensorList& k) {
@@ -128,11 +126,33 @@ test::Backend backend() {
       return scalecom_outputs_scatter_cuda(t, k.count(), k.gradient_type, k.wire_type, nullptr);
     });
   };
-  b.apply = [](TensorList& k, float limit, float beta) {
-    return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_updates_apply_cuda(t, k.count(), k.gradient_type, k.wire_type, limit, beta,
-                                         nullptr);
-    });
+  b.descend = [](test::SlicesList& k, float learning_rate) {
+    std::vector<scalecom_slices> slices = k.list();
+    const auto upload = [](const void* from, size_t bytes) {
+      char* to = nullptr;
+      must(cudaMalloc(&to, std::max<size_t>(bytes, 1)));
+      must(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+      return to;
+    };
+    for (size_t i = 0; i < slices.size(); ++i) {
+      scalecom_slices& s = slices[i];
+      s.variable = reinterpret_cast<float*>(upload(s.variable, k.variables[i].size() * 4));
+      s.indices = reinterpret_cast<int64_t*>(upload(s.indices, k.indices[i].size() * 8));
+      s.values = reinterpret_cast<float*>(upload(s.values, k.values[i].size() * 4));
+    }
+    const char* rate = upload(&learning_rate, 4);
+    const int32_t status =
+        scalecom_variables_descend_cuda(slices.data(), static_cast<int64_t>(slices.size()),
+                                        reinterpret_cast<const float*>(rate), nullptr);
+    for (size_t i = 0; i < slices.size(); ++i) {
+      must(cudaMemcpy(k.variables[i].data(), slices[i].variable, k.variables[i].size() * 4,
+                      cudaMemcpyDeviceToHost));
+      must(cudaFree(slices[i].variable));
+      must(cudaFree(const_cast<int64_t*>(slices[i].indices)));
+      must(cudaFree(const_cast<float*>(slices[i].values)));
+    }
+    must(cudaFree(const_cast<char*>(rate)));
+    return status;
   };
   return b;
 }

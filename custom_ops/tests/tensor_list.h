@@ -132,17 +132,23 @@ inline double draw(Data data, int64_t i, std::mt19937_64& rng) {
 struct TensorList {
   int32_t gradient_type;
   int32_t wire_type;
+  bool in_place;  // whether p takes the gradient's place
   std::vector<scalecom_tensor> tensors;
-  std::vector<Array> arrays;  // six for each tensor, in the order of its pointers
+  std::vector<Array> arrays;  // kPointers for each tensor, in their order
 
-  // `shift` misaligns the arrays by as many elements.
+  static constexpr int kPointers = 7;
+
+  // `shift` misaligns the arrays by as many elements. p takes the place of float32 gradients of
+  // odd seeds.
   TensorList(const std::vector<Shape>& shapes, int32_t gradient_type_, int32_t wire_type_,
              Data data, int shift, uint64_t seed)
-      : gradient_type(gradient_type_), wire_type(wire_type_) {
+      : gradient_type(gradient_type_),
+        wire_type(wire_type_),
+        in_place(gradient_type == SCALECOM_FLOAT32 && seed % 2 == 1) {
     std::mt19937_64 rng(seed);
     const int64_t dense = type_bytes(gradient_type);
     const int64_t wire = type_bytes(wire_type);
-    arrays.reserve(6 * shapes.size());
+    arrays.reserve(kPointers * shapes.size());
     for (const Shape& s : shapes) {
       scalecom_tensor t = {};
       t.elements = s.elements;
@@ -151,10 +157,11 @@ struct TensorList {
       t.tail_keep = s.tail_keep;
       t.offset_bytes = scalecom_offset_bytes(s.chunk_size);
       const int64_t kept = scalecom_tensor_kept(&t);
-      const int64_t sizes[6] = {s.elements * dense, s.elements * 4, kept * t.offset_bytes,
-                                kept * wire,        kept * wire,    s.elements * dense};
-      const int64_t widths[6] = {dense, 4, t.offset_bytes, wire, wire, dense};
-      for (int i = 0; i < 6; ++i) arrays.emplace_back(sizes[i], shift * widths[i]);
+      const int64_t sizes[kPointers] = {s.elements * dense,    s.elements * 4, s.elements * 4,
+                                        kept * t.offset_bytes, kept * wire,    kept * wire,
+                                        s.elements * dense};
+      const int64_t widths[kPointers] = {dense, 4, 4, t.offset_bytes, wire, wire, dense};
+      for (int i = 0; i < kPointers; ++i) arrays.emplace_back(sizes[i], shift * widths[i]);
       tensors.push_back(t);
     }
     bind();
@@ -163,13 +170,14 @@ struct TensorList {
         store(const_cast<void*>(t.gradient), gradient_type, i, draw(data, i, rng));
         // Residuals stay finite: only a gradient brings NaN and infinity.
         const double m = draw(data == Data::kNonfinite ? Data::kNormal : data, i, rng);
-        t.residual[i] = static_cast<float>(std::max(-3e38, std::min(3e38, m)));
+        const_cast<float*>(t.residual)[i] = static_cast<float>(std::max(-3e38, std::min(3e38, m)));
       }
     }
   }
   TensorList(const TensorList& other)
       : gradient_type(other.gradient_type),
         wire_type(other.wire_type),
+        in_place(other.in_place),
         tensors(other.tensors),
         arrays(other.arrays) {
     bind();
@@ -193,14 +201,48 @@ struct TensorList {
   void bind() {
     for (size_t i = 0; i < tensors.size(); ++i) {
       scalecom_tensor& t = tensors[i];
-      const Array* a = &arrays[6 * i];
+      const Array* a = &arrays[kPointers * i];
       t.gradient = a[0].get();
       t.residual = static_cast<float*>(a[1].get());
-      t.offsets = a[2].get();
-      t.values = a[3].get();
-      t.reduced = a[4].get();
-      t.output = a[5].get();
+      t.compensated = static_cast<float*>(a[in_place ? 0 : 2].get());
+      t.offsets = a[3].get();
+      t.values = a[4].get();
+      t.reduced = a[5].get();
+      t.output = a[6].get();
     }
+  }
+};
+
+// Variables and slices for them.
+struct SlicesList {
+  std::vector<std::vector<float>> variables;
+  std::vector<std::vector<int64_t>> indices;
+  std::vector<std::vector<float>> values;
+
+  explicit SlicesList(uint64_t seed) {
+    std::mt19937_64 rng(seed);
+    for (const int64_t elements : {0, 1, 1000, 70000}) {
+      variables.emplace_back();
+      for (int64_t i = 0; i < elements; ++i) {
+        variables.back().push_back(static_cast<float>(draw(Data::kNormal, i, rng)));
+      }
+      indices.emplace_back();
+      values.emplace_back();
+      for (int64_t i = -3; i < elements + 3; i += 1 + static_cast<int64_t>(rng() % 5)) {
+        indices.back().push_back(i);
+        values.back().push_back(static_cast<float>(draw(Data::kNormal, i, rng)));
+      }
+    }
+  }
+
+  std::vector<scalecom_slices> list() {
+    std::vector<scalecom_slices> slices;
+    for (size_t i = 0; i < variables.size(); ++i) {
+      slices.push_back({static_cast<int64_t>(variables[i].size()),
+                        static_cast<int64_t>(indices[i].size()), variables[i].data(),
+                        indices[i].data(), values[i].data()});
+    }
+    return slices;
   }
 };
 

@@ -19,17 +19,24 @@ class CudaDevice {
     return scalecom_offsets_select_cuda(l.tensors, l.count, selection, l.type, nonfinite, workspace,
                                         bytes, stream_);
   }
-  int32_t Check(const List& l, uint32_t* nonfinite) const {
-    return scalecom_compensated_check_cuda(l.tensors, l.count, l.type, nonfinite, stream_);
+  int32_t Compensate(const List& l, uint32_t* nonfinite) const {
+    return scalecom_gradients_compensate_cuda(l.tensors, l.count, l.type, nonfinite, stream_);
   }
   int32_t Gather(const List& l, int32_t wire) const {
-    return scalecom_values_gather_cuda(l.tensors, l.count, l.type, wire, l.limit, stream_);
+    return scalecom_values_gather_cuda(l.tensors, l.count, wire, l.limit, stream_);
   }
   int32_t WriteFlag(const uint32_t* nonfinite, int32_t wire, void* flag) const {
     return scalecom_flag_write_cuda(nonfinite, wire, flag, stream_);
   }
-  int32_t Apply(const List& l, int32_t wire, float beta) const {
-    return scalecom_updates_apply_cuda(l.tensors, l.count, l.type, wire, l.limit, beta, stream_);
+  int32_t Filter(const List& l, float beta) const {
+    return scalecom_residuals_filter_cuda(l.tensors, l.count, beta, stream_);
+  }
+  int32_t Scatter(const List& l, int32_t wire) const {
+    return scalecom_outputs_scatter_cuda(l.tensors, l.count, l.type, wire, stream_);
+  }
+  int32_t Descend(const std::vector<scalecom_slices>& slices, const float* learning_rate) const {
+    return scalecom_variables_descend_cuda(slices.data(), static_cast<int64_t>(slices.size()),
+                                           learning_rate, stream_);
   }
 
  protected:

@@ -14,8 +14,8 @@
 #include "scalecom/scalecom.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf/layout.h"
-#include "tf/residuals.h"
 #include "tf/types.h"
+#include "tf/variables.h"
 
 namespace scalecom {
 
@@ -92,32 +92,12 @@ class LayoutKernel : public OpKernel {
 
   int size() const { return layout_.size(); }
 
-  absl::Status SetGradients(OpKernelContext* ctx, std::vector<scalecom_tensor>* tensors) const {
+  // Of so many elements as input `first + i` has.
+  absl::Status SetTensors(OpKernelContext* ctx, int first,
+                          std::vector<scalecom_tensor>* tensors) const {
     tensors->resize(size());
     for (int i = 0; i < size(); ++i) {
-      scalecom_tensor& t = (*tensors)[i];
-      TF_RETURN_IF_ERROR(layout_.SetTensor(i, ctx->input(i).NumElements(), &t));
-      t.gradient = Bytes(ctx->input(i));
-    }
-    return absl::OkStatus();
-  }
-
-  // The core takes one gradient type and one limit at a time: calls `call` with each run of
-  // tensors that have both in common. Without limits there is none.
-  template <typename Call>
-  absl::Status ForEachRun(const std::vector<scalecom_tensor>& tensors,
-                          const std::vector<float>& limits, const Call& call) const {
-    const auto limit = [&](int i) {
-      return limits.empty() ? std::numeric_limits<float>::infinity() : limits[i];
-    };
-    for (int begin = 0, end; begin < size(); begin = end) {
-      for (end = begin;
-           end < size() && layout_.type(end) == layout_.type(begin) && limit(end) == limit(begin);
-           ++end) {
-      }
-      List list{tensors.data() + begin, end - begin, 0, limit(begin)};
-      TF_RETURN_IF_ERROR(TypeOf(layout_.type(begin), &list.type));
-      TF_RETURN_IF_ERROR(call(list));
+      TF_RETURN_IF_ERROR(layout_.SetTensor(i, ctx->input(first + i).NumElements(), &(*tensors)[i]));
     }
     return absl::OkStatus();
   }
@@ -126,113 +106,120 @@ class LayoutKernel : public OpKernel {
   Layout layout_;
 };
 
+// The core takes one gradient type and one limit at a time: calls `call` with each run of tensors
+// that have both in common. Without types they are float32, without limits there is none.
+template <typename Call>
+absl::Status ForEachRun(const std::vector<scalecom_tensor>& tensors,
+                        const std::vector<DataType>& types, const std::vector<float>& limits,
+                        const Call& call) {
+  const int count = static_cast<int>(tensors.size());
+  const auto type = [&](int i) { return types.empty() ? tensorflow::DT_FLOAT : types[i]; };
+  const auto limit = [&](int i) {
+    return limits.empty() ? std::numeric_limits<float>::infinity() : limits[i];
+  };
+  for (int begin = 0, end; begin < count; begin = end) {
+    for (end = begin; end < count && type(end) == type(begin) && limit(end) == limit(begin);
+         ++end) {
+    }
+    List list{tensors.data() + begin, end - begin, 0, limit(begin)};
+    TF_RETURN_IF_ERROR(TypeOf(type(begin), &list.type));
+    TF_RETURN_IF_ERROR(call(list));
+  }
+  return absl::OkStatus();
+}
+
 inline void SetOffsets(const Packing& packing, char* words, std::vector<scalecom_tensor>* tensors) {
   for (size_t i = 0; i < tensors->size(); ++i) {
     (*tensors)[i].offsets = words + packing.first_offset[i];
   }
 }
 
+// The residuals of some tensors, from input `first` on.
+inline absl::Status LockResiduals(OpKernelContext* ctx, int first, bool to_write,
+                                  const std::vector<scalecom_tensor>& tensors,
+                                  Variables* residuals) {
+  const int count = static_cast<int>(tensors.size());
+  TF_RETURN_IF_ERROR(residuals->Lock(ctx, first, count, to_write));
+  for (int i = 0; i < count; ++i) {
+    if (residuals->elements(i) == tensors[i].elements) continue;
+    return absl::InvalidArgumentError(absl::StrCat("expected a residual of ", tensors[i].elements,
+                                                   " elements for tensor ", i, "; got shape ",
+                                                   residuals->shape(i).DebugString()));
+  }
+  return absl::OkStatus();
+}
+
 template <typename Device>
-class SelectKernel : public LayoutKernel<Device> {
+class CompensateKernel : public LayoutKernel<Device> {
  public:
-  explicit SelectKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
+  explicit CompensateKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTypes(ctx, this->size(), &types_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("selection", &selections_));
     OP_REQUIRES(
         ctx, static_cast<int>(selections_.size()) == this->size(),
         absl::InvalidArgumentError(absl::StrCat("expected a selection for each of ", this->size(),
-                                                " gradients; got ", selections_.size())));
+                                                " tensors; got ", selections_.size())));
   }
 
  protected:
   absl::Status Run(OpKernelContext* ctx, Device* device) const override {
+    const int count = this->size();
     std::vector<scalecom_tensor> tensors;
-    TF_RETURN_IF_ERROR(this->SetGradients(ctx, &tensors));
-    Residuals residuals;
-    TF_RETURN_IF_ERROR(residuals.Lock(ctx, device, /*to_write=*/false, &tensors));
+    TF_RETURN_IF_ERROR(this->SetTensors(ctx, 0, &tensors));
+    TF_RETURN_IF_ERROR(CheckSize(ctx->input(2 * count), 1, "leads"));
+    const bool leads = ctx->input(2 * count).flat<bool>()(0);
+    Variables residuals;
+    TF_RETURN_IF_ERROR(LockResiduals(ctx, count, /*to_write=*/false, tensors, &residuals));
+    for (int i = 0; i < count; ++i) {
+      // p takes the gradient's own buffer where nobody else needs it.
+      const TensorShape shape = ctx->input(i).shape();
+      tensors[i].gradient = Bytes(ctx->input(i));
+      Tensor* compensated;
+      if (types_[i] == tensorflow::DT_FLOAT) {
+        TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({i}, i, shape, &compensated));
+      } else {
+        TF_RETURN_IF_ERROR(ctx->allocate_output(i, shape, &compensated));
+      }
+      tensors[i].residual = residuals.data(i);
+      tensors[i].compensated = compensated->flat<float>().data();
+    }
     const Packing packing(tensors);
     Tensor* words;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({packing.words}), &words));
-    TF_RETURN_IF_ERROR(device->Zero(words->data(), words->TotalBytes()));  // the padding
+    TF_RETURN_IF_ERROR(ctx->allocate_output(count, TensorShape({packing.words}), &words));
+    TF_RETURN_IF_ERROR(device->Zero(words->data(), words->TotalBytes()));  // the padding, or all
     SetOffsets(packing, Bytes(*words), &tensors);
-    Tensor nonfinite;  // found on the way, and not asked for: only the leader selects
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT32, TensorShape({}), &nonfinite));
-    TF_RETURN_IF_ERROR(device->Zero(nonfinite.data(), nonfinite.TotalBytes()));
-    return this->ForEachRun(tensors, {}, [&](const List& list) {
-      const int64_t first = list.tensors - tensors.data();
-      for (const Selection& selection : kSelections) {
-        std::vector<scalecom_tensor> chosen;
-        for (int64_t i = 0; i < list.count; ++i) {
-          if (selections_[first + i] == selection.name) chosen.push_back(list.tensors[i]);
-        }
-        if (chosen.empty()) continue;
-        TF_RETURN_IF_ERROR(
-            Select(ctx, device, selection,
-                   {chosen.data(), static_cast<int64_t>(chosen.size()), list.type, list.limit},
-                   static_cast<uint32_t*>(nonfinite.data())));
-      }
-      return absl::OkStatus();
+    Tensor* flag;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(count + 1, TensorShape({}), &flag));
+    TF_RETURN_IF_ERROR(device->Zero(flag->data(), flag->TotalBytes()));
+    uint32_t* nonfinite = static_cast<uint32_t*>(flag->data());
+    return ForEachRun(tensors, types_, {}, [&](const List& list) {
+      if (!leads) return ToStatus(device->Compensate(list, nonfinite), "compensate");
+      return Select(ctx, device, list, list.tensors - tensors.data(), nonfinite);
     });
   }
 
  private:
-  static absl::Status Select(OpKernelContext* ctx, Device* device, const Selection& selection,
-                             const List& list, uint32_t* nonfinite) {
-    const int64_t bytes = device->Workspace(list, selection.number);
-    Tensor workspace;
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &workspace));
-    return ToStatus(device->Select(list, selection.number, nonfinite, workspace.data(), bytes),
-                    "select");
-  }
-
-  std::vector<std::string> selections_;  // of each tensor: a name of the table in scalecom.h
-};
-
-template <typename Device>
-class AnyNonfiniteKernel : public OpKernel {
- public:
-  explicit AnyNonfiniteKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    int residuals;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("Ts", &types_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &residuals));
-    OP_REQUIRES(
-        ctx, residuals == 0 || residuals == size(),
-        absl::InvalidArgumentError(absl::StrCat("expected one residual for each of ", size(),
-                                                " gradients, or none; got ", residuals)));
-    compensated_ = residuals > 0;
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    Device device(ctx);
-    Tensor* nonfinite;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &nonfinite));
-    OP_REQUIRES_OK(ctx, device.Zero(nonfinite->data(), nonfinite->TotalBytes()));
-    std::vector<scalecom_tensor> tensors(size());
-    for (int i = 0; i < size(); ++i) {
-      scalecom_tensor& t = tensors[i];
-      t = scalecom_tensor{};
-      t.elements = ctx->input(i).NumElements();
-      t.chunk_size = t.chunk_keep = t.tail_keep = t.offset_bytes = 1;
-      t.gradient = Bytes(ctx->input(i));
-    }
-    Residuals residuals;
-    if (compensated_) {
-      OP_REQUIRES_OK(ctx, residuals.Lock(ctx, &device, /*to_write=*/false, &tensors));
-    }
-    for (int begin = 0, end; begin < size(); begin = end) {
-      for (end = begin; end < size() && types_[end] == types_[begin]; ++end) {
+  absl::Status Select(OpKernelContext* ctx, Device* device, const List& list, int64_t first,
+                      uint32_t* nonfinite) const {
+    for (const Selection& selection : kSelections) {
+      std::vector<scalecom_tensor> chosen;
+      for (int64_t i = 0; i < list.count; ++i) {
+        if (selections_[first + i] == selection.name) chosen.push_back(list.tensors[i]);
       }
-      List list{&tensors[begin], end - begin, 0, std::numeric_limits<float>::infinity()};
-      OP_REQUIRES_OK(ctx, TypeOf(types_[begin], &list.type));
-      OP_REQUIRES_OK(ctx, ToStatus(device.Check(list, static_cast<uint32_t*>(nonfinite->data())),
-                                   "check for finite values"));
+      if (chosen.empty()) continue;
+      const List part{chosen.data(), static_cast<int64_t>(chosen.size()), list.type, list.limit};
+      const int64_t bytes = device->Workspace(part, selection.number);
+      Tensor workspace;
+      TF_RETURN_IF_ERROR(
+          ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &workspace));
+      TF_RETURN_IF_ERROR(ToStatus(
+          device->Select(part, selection.number, nonfinite, workspace.data(), bytes), "select"));
     }
+    return absl::OkStatus();
   }
-
- private:
-  int size() const { return static_cast<int>(types_.size()); }
 
   std::vector<DataType> types_;
-  bool compensated_ = false;
+  std::vector<std::string> selections_;  // of each tensor: a name of the table in scalecom.h
 };
 
 template <typename Device>
@@ -244,26 +231,33 @@ class GatherKernel : public LayoutKernel<Device> {
 
  protected:
   absl::Status Run(OpKernelContext* ctx, Device* device) const override {
+    const int count = this->size();
     std::vector<scalecom_tensor> tensors;
-    TF_RETURN_IF_ERROR(this->SetGradients(ctx, &tensors));
-    Residuals residuals;
-    TF_RETURN_IF_ERROR(residuals.Lock(ctx, device, /*to_write=*/false, &tensors));
+    TF_RETURN_IF_ERROR(this->SetTensors(ctx, 0, &tensors));
     const Packing packing(tensors);
-    const Tensor& words = ctx->input(2 * this->size());
-    const Tensor& nonfinite = ctx->input(2 * this->size() + 1);
+    const Tensor& words = ctx->input(count);
+    const Tensor& nonfinite = ctx->input(count + 1);
     TF_RETURN_IF_ERROR(CheckSize(words, packing.words, "words"));
     TF_RETURN_IF_ERROR(CheckSize(nonfinite, 1, "nonfinite"));
     Tensor* values;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({packing.kept + 1}), &values));
     SetOffsets(packing, Bytes(words), &tensors);
-    for (int i = 0; i < this->size(); ++i) {
+    for (int i = 0; i < count; ++i) {
+      const void* before = ctx->input(i).data();
+      const TensorShape shape = ctx->input(i).shape();
+      Tensor* unsent;
+      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({i}, 1 + i, shape, &unsent));
+      if (unsent->data() != before) {
+        TF_RETURN_IF_ERROR(device->Copy(unsent->data(), before, unsent->TotalBytes()));
+      }
+      tensors[i].compensated = unsent->flat<float>().data();
       tensors[i].values = Bytes(*values) + wire_.bytes * packing.first_kept[i];
     }
     TF_RETURN_IF_ERROR(
         ToStatus(device->WriteFlag(static_cast<const uint32_t*>(nonfinite.data()), wire_.type,
                                    Bytes(*values) + wire_.bytes * packing.kept),
                  "write the finite flag"));
-    return this->ForEachRun(tensors, wire_.limits, [&](const List& list) {
+    return ForEachRun(tensors, {}, wire_.limits, [&](const List& list) {
       return ToStatus(device->Gather(list, wire_.type), "gather values");
     });
   }
@@ -272,52 +266,137 @@ class GatherKernel : public LayoutKernel<Device> {
   Wire wire_;
 };
 
+// The buffer of what is unsent becomes the residual's; what the residual had comes out.
 template <typename Device>
-class UpdateKernel : public LayoutKernel<Device> {
+class FilterKernel : public OpKernel {
  public:
-  explicit UpdateKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
-    OP_REQUIRES_OK(ctx, wire_.Read(ctx, this->size()));
+  explicit FilterKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &size_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("beta", &beta_));
     OP_REQUIRES(ctx, beta_ > 0 && beta_ <= 1,
                 absl::InvalidArgumentError(absl::StrCat("expected beta in (0, 1]; got ", beta_)));
   }
 
+  void Compute(OpKernelContext* ctx) override {
+    Device device(ctx);
+    OP_REQUIRES_OK(ctx, CheckSize(ctx->input(2 * size_), 1, "finite"));
+    // In host memory on every device: whoever skips the step branches on it there anyway.
+    if (!ctx->input(2 * size_).flat<bool>()(0)) {
+      for (int i = 0; i < size_; ++i) ctx->set_output(i, ctx->input(i));
+      return;
+    }
+    std::vector<scalecom_tensor> tensors(size_);
+    for (int i = 0; i < size_; ++i) {
+      scalecom_tensor& t = tensors[i];
+      t = scalecom_tensor{};
+      t.elements = ctx->input(i).NumElements();
+      t.chunk_size = t.chunk_keep = t.tail_keep = t.offset_bytes = 1;
+    }
+    Variables residuals;
+    OP_REQUIRES_OK(ctx, LockResiduals(ctx, size_, /*to_write=*/true, tensors, &residuals));
+    std::vector<Tensor> unsent(size_);
+    for (int i = 0; i < size_; ++i) {
+      OP_REQUIRES_OK(ctx, TakeOver(ctx, &device, i, &unsent[i]));
+      tensors[i].residual = residuals.data(i);
+      tensors[i].compensated = unsent[i].flat<float>().data();
+    }
+    OP_REQUIRES_OK(ctx, ToStatus(device.Filter({tensors.data(), size_, SCALECOM_FLOAT32, 0}, beta_),
+                                 "filter residuals"));
+    for (int i = 0; i < size_; ++i) ctx->set_output(i, residuals.Replace(i, unsent[i]));
+  }
+
+ private:
+  // The buffer of input i, or a copy where somebody else needs it.
+  static absl::Status TakeOver(OpKernelContext* ctx, Device* device, int i, Tensor* buffer) {
+    const TensorShape shape = ctx->input(i).shape();
+    std::unique_ptr<Tensor> own =
+        ctx->forward_input(i, OpKernelContext::Params::kNoReservation, tensorflow::DT_FLOAT, shape,
+                           ctx->input_memory_type(i), tensorflow::AllocatorAttributes());
+    if (own != nullptr) {
+      *buffer = *own;
+      return absl::OkStatus();
+    }
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, buffer));
+    return device->Copy(buffer->data(), ctx->input(i).data(), buffer->TotalBytes());
+  }
+
+  int size_;
+  float beta_;
+};
+
+template <typename Device>
+class ScatterKernel : public LayoutKernel<Device> {
+ public:
+  explicit ScatterKernel(OpKernelConstruction* ctx) : LayoutKernel<Device>(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTypes(ctx, this->size(), &types_));
+    DataType wire;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("wire", &wire));
+    OP_REQUIRES_OK(ctx, TypeOf(wire, &wire_));
+    wire_bytes_ = tensorflow::DataTypeSize(wire);
+  }
+
  protected:
   absl::Status Run(OpKernelContext* ctx, Device* device) const override {
-    const int count = this->size();
     std::vector<scalecom_tensor> tensors;
-    TF_RETURN_IF_ERROR(this->SetGradients(ctx, &tensors));
+    TF_RETURN_IF_ERROR(this->SetTensors(ctx, 2, &tensors));
     const Packing packing(tensors);
-    const Tensor& words = ctx->input(2 * count);
-    const Tensor& reduced = ctx->input(2 * count + 1);
+    const Tensor& words = ctx->input(0);
+    const Tensor& reduced = ctx->input(1);
     TF_RETURN_IF_ERROR(CheckSize(words, packing.words, "words"));
     TF_RETURN_IF_ERROR(CheckSize(reduced, packing.kept + 1, "reduced"));
-    TF_RETURN_IF_ERROR(CheckSize(ctx->input(2 * count + 2), 1, "finite"));
-    // In host memory on every device: whoever skips the step branches on it there anyway.
-    const bool finite = ctx->input(2 * count + 2).flat<bool>()(0);
-    for (int i = 0; i < count; ++i) {
-      // The output takes the gradient's own buffer where nobody else needs it.
-      Tensor* output;
-      TF_RETURN_IF_ERROR(
-          ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output));
-      tensors[i].output = Bytes(*output);
-      if (!finite) TF_RETURN_IF_ERROR(device->Zero(output->data(), output->TotalBytes()));
-    }
-    if (!finite) return absl::OkStatus();
-    Residuals residuals;
-    TF_RETURN_IF_ERROR(residuals.Lock(ctx, device, /*to_write=*/true, &tensors));
     SetOffsets(packing, Bytes(words), &tensors);
-    for (int i = 0; i < count; ++i) {
-      tensors[i].reduced = Bytes(reduced) + wire_.bytes * packing.first_kept[i];
+    for (int i = 0; i < this->size(); ++i) {
+      const TensorShape shape = ctx->input(2 + i).shape();
+      Tensor* output;
+      if (types_[i] == tensorflow::DT_FLOAT) {
+        TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({2 + i}, i, shape, &output));
+      } else {
+        TF_RETURN_IF_ERROR(ctx->allocate_output(i, shape, &output));
+      }
+      tensors[i].output = Bytes(*output);
+      tensors[i].reduced = Bytes(reduced) + wire_bytes_ * packing.first_kept[i];
     }
-    return this->ForEachRun(tensors, wire_.limits, [&](const List& list) {
-      return ToStatus(device->Apply(list, wire_.type, beta_), "apply the update");
+    return ForEachRun(tensors, types_, {}, [&](const List& list) {
+      return ToStatus(device->Scatter(list, wire_), "scatter the sums");
     });
   }
 
  private:
-  Wire wire_;
-  float beta_;
+  std::vector<DataType> types_;
+  int32_t wire_;
+  int64_t wire_bytes_;
+};
+
+template <typename Device>
+class DescendKernel : public OpKernel {
+ public:
+  explicit DescendKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &size_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Device device(ctx);
+    const Tensor& learning_rate = ctx->input(3 * size_);
+    OP_REQUIRES_OK(ctx, CheckSize(learning_rate, 1, "learning_rate"));
+    Variables variables;
+    OP_REQUIRES_OK(ctx, variables.Lock(ctx, 0, size_, /*to_write=*/true));
+    std::vector<scalecom_slices> slices(size_);
+    for (int i = 0; i < size_; ++i) {
+      const Tensor& indices = ctx->input(size_ + i);
+      const Tensor& values = ctx->input(2 * size_ + i);
+      OP_REQUIRES_OK(ctx, CheckSize(values, indices.NumElements(), "values"));
+      slices[i].elements = variables.elements(i);
+      slices[i].size = indices.NumElements();
+      OP_REQUIRES_OK(ctx, variables.Own(ctx, &device, i, &slices[i].variable));
+      slices[i].indices = indices.flat<int64_t>().data();
+      slices[i].values = values.flat<float>().data();
+    }
+    OP_REQUIRES_OK(ctx, ToStatus(device.Descend(slices, learning_rate.flat<float>().data()),
+                                 "update the variables"));
+  }
+
+ private:
+  int size_;
 };
 
 }  // namespace scalecom

@@ -28,17 +28,24 @@ class Cpu {
     return scalecom_offsets_select_cpu(l.tensors, l.count, selection, l.type, nonfinite, workspace,
                                        bytes, &executor_);
   }
-  int32_t Check(const List& l, uint32_t* nonfinite) const {
-    return scalecom_compensated_check_cpu(l.tensors, l.count, l.type, nonfinite, &executor_);
+  int32_t Compensate(const List& l, uint32_t* nonfinite) const {
+    return scalecom_gradients_compensate_cpu(l.tensors, l.count, l.type, nonfinite, &executor_);
   }
   int32_t Gather(const List& l, int32_t wire) const {
-    return scalecom_values_gather_cpu(l.tensors, l.count, l.type, wire, l.limit, &executor_);
+    return scalecom_values_gather_cpu(l.tensors, l.count, wire, l.limit, &executor_);
   }
   int32_t WriteFlag(const uint32_t* nonfinite, int32_t wire, void* flag) const {
     return scalecom_flag_write_cpu(nonfinite, wire, flag);
   }
-  int32_t Apply(const List& l, int32_t wire, float beta) const {
-    return scalecom_updates_apply_cpu(l.tensors, l.count, l.type, wire, l.limit, beta, &executor_);
+  int32_t Filter(const List& l, float beta) const {
+    return scalecom_residuals_filter_cpu(l.tensors, l.count, beta, &executor_);
+  }
+  int32_t Scatter(const List& l, int32_t wire) const {
+    return scalecom_outputs_scatter_cpu(l.tensors, l.count, l.type, wire, &executor_);
+  }
+  int32_t Descend(const std::vector<scalecom_slices>& slices, const float* learning_rate) const {
+    return scalecom_variables_descend_cpu(slices.data(), static_cast<int64_t>(slices.size()),
+                                          learning_rate, &executor_);
   }
 
  private:
@@ -57,10 +64,11 @@ class Cpu {
 #define REGISTER(name, kernel) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel<Cpu>)
 
-REGISTER("ScalecomSelect", SelectKernel);
-REGISTER("ScalecomAnyNonfinite", AnyNonfiniteKernel);
+REGISTER("ScalecomCompensate", CompensateKernel);
 REGISTER("ScalecomGather", GatherKernel);
-REGISTER("ScalecomUpdate", UpdateKernel);
+REGISTER("ScalecomFilter", FilterKernel);
+REGISTER("ScalecomScatter", ScatterKernel);
+REGISTER("ScalecomDescend", DescendKernel);
 
 }  // namespace
 }  // namespace scalecom

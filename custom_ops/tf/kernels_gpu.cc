@@ -36,10 +36,11 @@ class Gpu : public CudaDevice {
 #define REGISTER(name, kernel, ...) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU) __VA_ARGS__, kernel<Gpu>)
 
-REGISTER("ScalecomSelect", SelectKernel, .HostMemory("residuals"));
-REGISTER("ScalecomAnyNonfinite", AnyNonfiniteKernel, .HostMemory("residuals"));
-REGISTER("ScalecomGather", GatherKernel, .HostMemory("residuals"));
-REGISTER("ScalecomUpdate", UpdateKernel, .HostMemory("residuals").HostMemory("finite"));
+REGISTER("ScalecomCompensate", CompensateKernel, .HostMemory("residuals").HostMemory("leads"));
+REGISTER("ScalecomGather", GatherKernel);
+REGISTER("ScalecomFilter", FilterKernel, .HostMemory("residuals").HostMemory("finite"));
+REGISTER("ScalecomScatter", ScatterKernel);
+REGISTER("ScalecomDescend", DescendKernel, .HostMemory("variables"));
 
 }  // namespace
 }  // namespace scalecom

@@ -17,30 +17,23 @@ class Layout {
   // `Context` is an OpKernelConstruction or an InferenceContext.
   template <typename Context>
   absl::Status Read(Context* ctx) {
-    int residuals;
-    TF_RETURN_IF_ERROR(ctx->GetAttr("Ts", &types_));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("N", &residuals));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("N", &size_));
     TF_RETURN_IF_ERROR(ctx->GetAttr("chunk_size", &chunk_size_));
     TF_RETURN_IF_ERROR(ctx->GetAttr("chunk_keep", &chunk_keep_));
     TF_RETURN_IF_ERROR(ctx->GetAttr("tail_keep", &tail_keep_));
     TF_RETURN_IF_ERROR(ctx->GetAttr("offset_bytes", &offset_bytes_));
-    if (residuals != size()) {
-      return absl::InvalidArgumentError(absl::StrCat("expected one residual for each of ", size(),
-                                                     " gradients; got ", residuals));
-    }
     for (const auto* list : {&chunk_size_, &chunk_keep_, &tail_keep_, &offset_bytes_}) {
       if (static_cast<int>(list->size()) != size()) {
         return absl::InvalidArgumentError(
             absl::StrCat("expected chunk_size, chunk_keep, tail_keep and offset_bytes for each of ",
-                         size(), " gradients; got ", chunk_size_.size(), ", ", chunk_keep_.size(),
+                         size(), " tensors; got ", chunk_size_.size(), ", ", chunk_keep_.size(),
                          ", ", tail_keep_.size(), " and ", offset_bytes_.size()));
       }
     }
     return absl::OkStatus();
   }
 
-  int size() const { return static_cast<int>(types_.size()); }
-  tensorflow::DataType type(int i) const { return types_[i]; }
+  int size() const { return size_; }
 
   // Tensor i, of so many elements; its pointers are null.
   absl::Status SetTensor(int i, int64_t elements, scalecom_tensor* tensor) const {
@@ -68,9 +61,18 @@ class Layout {
   }
 
  private:
-  std::vector<tensorflow::DataType> types_;
+  int size_ = 0;
   std::vector<int64_t> chunk_size_, chunk_keep_, tail_keep_, offset_bytes_;
 };
+
+// The types of the gradients, of any layout.
+template <typename Context>
+absl::Status ReadTypes(Context* ctx, int tensors, std::vector<tensorflow::DataType>* types) {
+  TF_RETURN_IF_ERROR(ctx->GetAttr("Ts", types));
+  if (static_cast<int>(types->size()) == tensors) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("expected a gradient for each of ", tensors, " tensors; got ", types->size()));
+}
 
 // Where each tensor's kept elements lie in what all of them send together.
 struct Packing {

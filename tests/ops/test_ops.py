@@ -30,7 +30,13 @@ def needs_the_library():
         pytest.skip(f"no native kernels here: {error}")
 
 
-OPERATIONS = ("ScalecomSelect", "ScalecomAnyNonfinite", "ScalecomGather", "ScalecomUpdate")
+OPERATIONS = (
+    "ScalecomCompensate",
+    "ScalecomGather",
+    "ScalecomFilter",
+    "ScalecomScatter",
+    "ScalecomDescend",
+)
 
 
 @pytest.fixture(scope="session")
@@ -90,16 +96,11 @@ def step(kernels, layout, gradients, residuals, compiled=False, device="CPU", li
     @tf.function(jit_compile=compiled)
     def run():
         with on(device):
-            words = kernels.select(gradients, residuals, layout)
-            nonfinite = kernels.any_nonfinite(gradients, residuals)
-            values = kernels.gather(gradients, residuals, words, nonfinite, layout, limit)
+            values, words, nonfinite = kernels.compensate(gradients, residuals, True, layout)
+            selected, unsent = kernels.gather(values, words, nonfinite, layout, limit)
             finite = tf.equal(nonfinite, 0)
-            return (
-                words,
-                values,
-                finite,
-                kernels.update(gradients, residuals, words, 2 * values, finite, layout, limit),
-            )
+            free = kernels.filter_residuals(unsent, residuals, finite, layout)
+            return words, selected, finite, kernels.scatter(words, 2 * selected, layout, free)
 
     return run()
 
@@ -166,10 +167,9 @@ def test_what_is_not_finite_leaves_residuals_alone(bad, device):
     gradients[1] = tf.tensor_scatter_nd_update(gradients[1], [[3, 7]], [bad])
     residuals = copies(before, device)
     for kernels in (native, xla):
-        _, _, finite, outputs = step(kernels, layout, gradients, residuals, device=device)
+        _, _, finite, _ = step(kernels, layout, gradients, residuals, device=device)
         assert not finite
         assert_same(residuals, before)
-        assert kernels is xla or not np.any(tf.concat([tf.reshape(o, [-1]) for o in outputs], 0))
 
 
 def test_a_residual_that_overflows_a_gradient_is_flagged(device):
@@ -179,7 +179,6 @@ def test_a_residual_that_overflows_a_gradient_is_flagged(device):
     before[1].scatter_nd_update([[3, 7]], [2.5e38])
     residuals = copies(before, device)
     for kernels in (native, xla):
-        assert kernels.any_nonfinite(gradients) == 0
         _, _, finite, _ = step(kernels, layout, gradients, residuals, device=device)
         assert not finite
         assert_same(residuals, before)
@@ -204,8 +203,9 @@ def test_1_minus_beta_is_rounded_alike(device):
         residuals = copies(twin, device)
         with on(device):
             for kernels, own in (native, residuals), (xla, twin):
-                words = kernels.select(gradients, own, layout)
-                kernels.update(gradients, own, words, tf.zeros(101), True, layout, np.inf)
+                values, words, nonfinite = kernels.compensate(gradients, own, True, layout)
+                _, unsent = kernels.gather(values, words, nonfinite, layout, np.inf)
+                kernels.filter_residuals(unsent, own, True, layout)
         assert_same(residuals, twin)
 
 
@@ -230,9 +230,43 @@ def test_equal_magnitudes_are_selected_alike():
     for values in (np.ones(1_003), rng.integers(-2, 3, 1_003), np.zeros(1_003)):
         gradients = [tf.constant(values, tf.float32)]
         residuals = [tf.Variable(tf.zeros(1_003))]
-        assert_same(
-            native.select(gradients, residuals, layout), xla.select(gradients, residuals, layout)
+        native_words, words = (
+            kernels.compensate(gradients, residuals, True, layout).words
+            for kernels in (native, xla)
         )
+        assert_same(native_words, words)
+
+
+def test_only_a_leader_selects(device):
+    gradients, twin = inputs(MIXED, seed=0)
+    residuals = copies(twin, device)
+    with on(device):
+        led = native.compensate(gradients, residuals, True, MIXED)
+        followed = native.compensate(gradients, residuals, False, MIXED)
+    assert_same(led.values, followed.values)
+    assert_same(led.nonfinite, followed.nonfinite)
+    assert np.any(led.words) and not np.any(followed.words)
+    assert_same(tuple(followed), tuple(xla.compensate(gradients, twin, False, MIXED)))
+
+
+def test_descends_where_something_was_sent(device):
+    rng = np.random.default_rng(0)
+    shapes = [(7,), (40, 50), (3, 4, 5)]
+    twin = [tf.Variable(rng.normal(size=s).astype(np.float32)) for s in shapes]
+    variables = copies(twin, device)
+    read = variables[1].read_value()
+    slices = []
+    for variable in twin:
+        indices = np.flatnonzero(rng.random(variable.shape.num_elements()) < 0.3)
+        values = rng.normal(size=indices.shape).astype(np.float32)
+        slices.append(tf.IndexedSlices(values, indices, [variable.shape.num_elements()]))
+    with on(device):
+        native.descend(variables, slices, tf.constant(0.3))
+    np.testing.assert_array_equal(read, twin[1])
+    for variable, of_variable in zip(twin, slices, strict=True):
+        dense = tf.reshape(tf.convert_to_tensor(of_variable), variable.shape)
+        variable.assign_sub(dense * 0.3)
+    assert_same(variables, twin)
 
 
 def test_a_reader_of_the_residual_keeps_what_it_read(device):
@@ -268,11 +302,11 @@ LAYOUT = dict(
     selection=["chunk", "chunk"],
 )
 BAD_LAYOUTS = {
-    "missing": (dict(chunk_size=[10]), "for each of 2 gradients; got 1, 2, 2 and 2"),
+    "missing": (dict(chunk_size=[10]), "for each of 2 tensors; got 1, 2, 2 and 2"),
     "width": (dict(offset_bytes=[1, 3]), "tensor 1 of 100 elements.*offset_bytes 3"),
     "size": (dict(chunk_size=[10, 0]), "chunk_size in 1 .* tensor 1 .*chunk_size 0"),
     "keep": (dict(chunk_size=[10, 25], chunk_keep=[1, 17]), "at most 16 .* chunk_keep 17"),
-    "selections": (dict(selection=["chunk"]), "a selection for each of 2 gradients; got 1"),
+    "selections": (dict(selection=["chunk"]), "a selection for each of 2 tensors; got 1"),
     "selection": (dict(selection=["chunk", "best"]), 'best.* not in.*: "chunk", "exact"'),
 }
 
@@ -285,61 +319,67 @@ def test_bad_layouts_are_refused(name, eager):
     gradients = [tf.zeros(100), tf.zeros(100)]
     residuals = [tf.Variable(tf.zeros(100)) for _ in range(2)]
 
-    def select():
-        return native.library().scalecom_select(
-            gradients, [r.handle for r in residuals], **(LAYOUT | attributes)
+    def compensate():
+        return native.library().scalecom_compensate(
+            gradients, [r.handle for r in residuals], True, **(LAYOUT | attributes)
         )
 
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
-        select() if eager else tf.function(select)()
+        compensate() if eager else tf.function(compensate)()
 
 
 def test_a_residual_of_another_shape_is_refused():
     layout = Case("", compression_ratio=10).layout((2_000,))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"residual of 2000 elements.*\[5\]"):
-        native.select([tf.zeros(2_000)], [tf.Variable(tf.zeros(5))], layout)
+        native.compensate([tf.zeros(2_000)], [tf.Variable(tf.zeros(5))], False, layout)
 
 
 def test_a_residual_given_twice_is_refused():
     layout = Case("", compression_ratio=10).layout((2_000,), (2_000,))
     residual = tf.Variable(tf.zeros(2_000))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="2 different residuals; got one"):
-        native.select([tf.zeros(2_000)] * 2, [residual] * 2, layout)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="2 different variables; got one"):
+        native.compensate([tf.zeros(2_000)] * 2, [residual] * 2, False, layout)
 
 
-BAD_UPDATES = {
+BAD_ARGUMENTS = {
     "words": (dict(words=tf.zeros(49, tf.int32)), r"expected 50 elements of words; got .*\[49\]"),
     "reduced": (dict(reduced=tf.zeros(200)), r"expected 201 elements of reduced; got .*\[200\]"),
     "limits": (dict(limits=[-1.0]), "expected limits above 0; got -1"),
     "limit_missing": (dict(limits=[]), "expected a limit for each of 1 gradients; got 0"),
     "beta": (dict(beta=1.5), r"expected beta in \(0, 1\]; got 1.5"),
+    "gradients": (dict(Ts=["float32"] * 2), "a gradient for each of 1 tensors; got 2"),
 }
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
-@pytest.mark.parametrize("name", BAD_UPDATES)
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
 def test_bad_arguments_are_refused(name, eager):
-    change, message = BAD_UPDATES[name]
+    change, message = BAD_ARGUMENTS[name]
+    library = native.library()
+    layout = dict(chunk_size=[10], chunk_keep=[1], tail_keep=[1], offset_bytes=[1])
     arguments = dict(
         words=tf.zeros(50, tf.int32),
         reduced=tf.zeros(201),
-        finite=True,
         beta=1.0,
         limits=[np.inf],
-        chunk_size=[10],
-        chunk_keep=[1],
-        tail_keep=[1],
-        offset_bytes=[1],
+        Ts=["float32"],
     )
+    arguments |= change
     residual = tf.Variable(tf.zeros(2_000))
 
-    def update():
-        return native.library().scalecom_update(
-            [tf.zeros(2_000)], [residual.handle], **(arguments | change)
+    def kernels():
+        values = [tf.zeros(2_000)]
+        words, nonfinite = arguments["words"], tf.constant(0, tf.uint32)
+        gathered = library.scalecom_gather(
+            values, words, nonfinite, wire="float32", limits=arguments["limits"], **layout
+        )
+        library.scalecom_filter(values, [residual.handle], True, beta=arguments["beta"])
+        return gathered.values, library.scalecom_scatter(
+            words, arguments["reduced"], values, Ts=arguments["Ts"], **layout
         )
 
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
-        update() if eager else tf.function(update)()
+        kernels() if eager else tf.function(kernels)()
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -350,11 +390,10 @@ def test_shapes_are_inferred(known):
         input_signature=[tf.TensorSpec(g.shape if known else None, g.dtype) for g in gradients]
     )
     def kernels(*gradients):
-        words = native.select(gradients, residuals, MIXED)
-        nonfinite = native.any_nonfinite(gradients)
-        values = native.gather(gradients, residuals, words, nonfinite, MIXED, np.inf)
-        outputs = native.update(gradients, residuals, words, values, True, MIXED, np.inf)
-        return words, values, nonfinite, *outputs
+        values, words, nonfinite = native.compensate(gradients, residuals, True, MIXED)
+        selected, unsent = native.gather(values, words, nonfinite, MIXED, np.inf)
+        free = native.filter_residuals(unsent, residuals, True, MIXED)
+        return words, selected, nonfinite, *native.scatter(words, selected, MIXED, free)
 
     expected = [[MIXED.offset_words], [MIXED.kept + 1], [], *(g.shape for g in gradients)]
     if not known:
@@ -378,11 +417,11 @@ def test_on_a_gpu_words_are_in_device_memory():
     """From the kernel to the next one, through the cond of the broadcast: as bits of float32."""
     if built.read(native.LIBRARY).cuda is None:
         pytest.skip("needs an op library that was built with nvcc")
-    handles = {"residuals"}
-    assert kernels_on_gpu("ScalecomSelect") == {"any": handles}
-    assert kernels_on_gpu("ScalecomGather") == {"any": handles}
-    assert kernels_on_gpu("ScalecomUpdate") == {"any": handles | {"finite"}}
-    assert kernels_on_gpu("ScalecomAnyNonfinite") == {"any": {"residuals"}}
+    assert kernels_on_gpu("ScalecomCompensate") == {"any": {"residuals", "leads"}}
+    assert kernels_on_gpu("ScalecomGather") == {"any": set()}
+    assert kernels_on_gpu("ScalecomFilter") == {"any": {"residuals", "finite"}}
+    assert kernels_on_gpu("ScalecomScatter") == {"any": set()}
+    assert kernels_on_gpu("ScalecomDescend") == {"any": {"variables"}}
     assert kernels_on_gpu("Bitcast") == {"any": set()}
     for operation in ("Identity", "EnsureShape", "Switch", "Merge"):
         on_gpu = kernels_on_gpu(operation)

@@ -41,21 +41,19 @@ every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 
 
 def replica_step(layout):
-    """One replica's part of a step, all four kernels, compiled by XLA; and gradients for it."""
+    """One replica's part of a step, all kernels, compiled by XLA; and arguments for it."""
     tensors = [layout.tensors[i] for i in layout.compressed]
     residuals = [tf.Variable(tf.zeros(t.shape)) for t in tensors]
 
     @tf.function(jit_compile=True)
-    def step(gradients):
-        words = xla.select(gradients, residuals, layout)
-        nonfinite = xla.any_nonfinite(gradients, residuals)
-        values = xla.gather(gradients, residuals, words, nonfinite, layout, limit=1e4)
-        return words, xla.update(
-            gradients, residuals, words, 2 * values, tf.equal(nonfinite, 0), layout, limit=1e4
-        )
+    def step(gradients, leads):
+        values, words, nonfinite = xla.compensate(gradients, residuals, leads, layout)
+        selected, unsent = xla.gather(values, words, nonfinite, layout, limit=1e4)
+        xla.filter_residuals(unsent, residuals, tf.equal(nonfinite, 0), layout)
+        return words, xla.scatter(words, 2 * selected, layout)
 
     step.residuals = residuals  # a function holds its variables by weak references
-    return step, [tf.ones(t.shape, t.dtype) for t in tensors]
+    return step, ([tf.ones(t.shape, t.dtype) for t in tensors], tf.constant(True))
 
 
 def compiler_ir(function, arguments, stage):
@@ -78,8 +76,8 @@ def unsupported(function, *arguments):
 @every_case
 @every_dtype
 def test_the_kernels_lower_to_operations_of_every_backend(case, dtype):
-    step, gradients = replica_step(case.layout(*SHAPES, dtype=dtype))
-    assert unsupported(step, gradients) == set()
+    step, arguments = replica_step(case.layout(*SHAPES, dtype=dtype))
+    assert unsupported(step, *arguments) == set()
 
 
 @every_case
@@ -87,8 +85,8 @@ def test_the_kernels_lower_to_operations_of_every_backend(case, dtype):
 def test_no_operation_is_compiled_for_some_devices_only(case, dtype):
     """TensorFlow's TPU backend takes every XLA kernel that is not restricted to named devices."""
     tf.function(tf.negative, jit_compile=True)(1.0)  # registers XLA's kernels
-    step, gradients = replica_step(case.layout(*SHAPES, dtype=dtype))
-    graph = step.get_concrete_function(gradients).graph.as_graph_def()
+    step, arguments = replica_step(case.layout(*SHAPES, dtype=dtype))
+    graph = step.get_concrete_function(*arguments).graph.as_graph_def()
     nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
     for op in {node.op for node in nodes} - {"Placeholder"}:  # which is how arguments are written
         found = registered_kernels.get_registered_kernels_for_op(op).kernel
@@ -112,9 +110,9 @@ def test_the_check_finds_what_a_tpu_lacks(function, expected):
 @every_case
 @every_dtype
 def test_the_compiler_of_the_tpu_takes_the_kernels(case, dtype, tpu_compiler):
-    step, gradients = replica_step(case.layout(*SHAPES, dtype=dtype))
-    assert "custom-call" not in unsupported(step, gradients)
-    assert tpu_compiler(compiler_ir(step, (gradients,), "stablehlo_serialized")) > 0
+    step, arguments = replica_step(case.layout(*SHAPES, dtype=dtype))
+    assert "custom-call" not in unsupported(step, *arguments)
+    assert tpu_compiler(compiler_ir(step, arguments, "stablehlo_serialized")) > 0
 
 
 @pytest.fixture(scope="module")

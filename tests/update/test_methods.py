@@ -86,7 +86,7 @@ def test_what_is_not_sent_is_kept_and_replicas_stay_alike(name, route):
 class InFlatSlices(CltK):
     """A method whose sums are sparse: elements of a variable as a vector."""
 
-    def finish(self, pending, finite):
+    def finish(self, pending, finite, as_slices=False):
         updates = super().finish(pending, finite)
         return [Update([self._flat(g) for g in update.gradients]) for update in updates]
 

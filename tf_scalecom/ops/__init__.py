@@ -1,7 +1,16 @@
 """The kernels of one replica's step: what they must have, the back ends, and the choice."""
 
 from tf_scalecom.ops.backends import BACKEND_VARIABLE, backend, kernels_for
-from tf_scalecom.ops.kernels import Kernels
-from tf_scalecom.ops.xla import all_finite
+from tf_scalecom.ops.kernels import Compensated, Gathered, Kernels
+from tf_scalecom.ops.xla import all_finite, slices
 
-__all__ = ["BACKEND_VARIABLE", "Kernels", "all_finite", "backend", "kernels_for"]
+__all__ = [
+    "BACKEND_VARIABLE",
+    "Compensated",
+    "Gathered",
+    "Kernels",
+    "all_finite",
+    "backend",
+    "kernels_for",
+    "slices",
+]

@@ -3,19 +3,54 @@
 A back end is a module (or another object) with these names, and an entry of `backends.BACKENDS`.
 Whichever is chosen, offsets are the same and values are too.
 
-Arguments have one order: what the replica holds (`gradients`, `residuals`), what travels, the plan.
-`gradients` are one replica's compressed tensors in their own shapes and dtypes, `residuals` float32
-variables of the same shapes, both in the order of `Layout.compressed`. `words` are packed offsets:
-int32 [layout.offset_words], first all 1-byte offsets, then 2-byte, then 4-byte ones, each group
+    values, words, nonfinite = compensate(gradients, residuals, leads, layout)
+    selected, unsent = gather(values, the leader's words, nonfinite, layout, limit)
+    free = filter_residuals(unsent, residuals, finite, layout)
+    outputs = scatter(words, the sum of all replicas' selected, layout, free)
+
+Arguments have one order: what the replica holds, what travels, the plan. `gradients` are one
+replica's compressed tensors in their own shapes and dtypes, `residuals` float32 variables of the
+same shapes, both in the order of `Layout.compressed`. `words` are packed offsets: int32
+[layout.offset_words], first all 1-byte offsets, then 2-byte, then 4-byte ones, each group
 little-endian and padded with zeros to a whole word.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
 from tf_scalecom.wire.layout import Layout
+
+
+class Compensated(NamedTuple):
+    """Residual + gradient of one replica.
+
+    Attributes:
+        values: float32, in the variables' shapes.
+        words: where it leads, offsets of the elements to keep of |values|, as they travel: those of
+            a chunk of selection "chunk" are ordered by falling magnitude, among equals the lowest
+            offset first; those of an "exact" one rise. In range even where a value is not finite.
+        nonfinite: uint32 scalar, 0 or 1: whether a value is not finite.
+    """
+
+    values: list[tf.Tensor]
+    words: tf.Tensor
+    nonfinite: tf.Tensor
+
+
+class Gathered(NamedTuple):
+    """One replica's part of an exchange.
+
+    Attributes:
+        selected: [layout.kept + 1] in the dtype of the wire, what it sends: the values of all
+            tensors, and a flag: 0 or, where residual + gradient is not finite, infinity, so that a
+            sum says whether it is finite on all replicas.
+        unsent: residual + gradient without that, float32 in the variables' shapes.
+    """
+
+    selected: tf.Tensor
+    unsent: list[tf.Tensor]
 
 
 class Kernels(Protocol):
@@ -24,10 +59,12 @@ class Kernels(Protocol):
     Attributes:
         name: the value of TF_SCALECOM_BACKEND that asks for it.
         title: what messages call it, as in "native kernels".
+        descends: whether it has `descend`, which another back end need not have.
     """
 
     name: str
     title: str
+    descends: bool
 
     def suits(self) -> tuple[bool, str]:
         """Whether "auto" should take it for the devices in sight; and in words, why."""
@@ -38,78 +75,89 @@ class Kernels(Protocol):
     def unsupported(self, layout: Layout) -> str | None:
         """What of a plan it lacks, e.g. "chunk_keep above 16"; None if it covers all of it."""
 
-    def select(
-        self, gradients: Sequence[tf.Tensor], residuals: Sequence[tf.Variable], layout: Layout
-    ) -> tf.Tensor:
-        """Offsets of the elements to keep of |residual + gradient|, as they travel.
-
-        Those of a chunk of selection "chunk" are ordered by falling magnitude, among equals the
-        lowest offset first; those of an "exact" one rise.
-
-        Returns:
-            Packed offsets, in range even where a gradient is not finite.
-        """
-
-    def any_nonfinite(
-        self, gradients: Sequence[tf.Tensor], residuals: Sequence[tf.Variable] = ()
-    ) -> tf.Tensor:
-        """Whether an element of residual + gradient is not finite in float32, for `gather`.
-
-        Without residuals: of the gradients.
-
-        Returns:
-            uint32 0 or 1.
-        """
-
-    def gather(
+    def compensate(
         self,
         gradients: Sequence[tf.Tensor],
         residuals: Sequence[tf.Variable],
-        words: tf.Tensor,
-        nonfinite: tf.Tensor,
+        leads: tf.Tensor | bool,
         layout: Layout,
-        limit: float | Sequence[float],
-    ) -> tf.Tensor:
-        """What this replica sends: the selected values of all tensors, and the finite flag.
+    ) -> Compensated:
+        """Adds gradients to residuals, which stay, and selects where this replica leads.
 
         Args:
             gradients: this replica's.
             residuals: its residuals.
-            words: offsets, from the leader's `select`.
-            nonfinite: from `any_nonfinite`, of these gradients and residuals.
+            leads: bool scalar. Where false, `words` are zeros.
+            layout: the plan.
+        """
+
+    def gather(
+        self,
+        compensated: Sequence[tf.Tensor],
+        words: tf.Tensor,
+        nonfinite: tf.Tensor,
+        layout: Layout,
+        limit: float | Sequence[float],
+    ) -> Gathered:
+        """Takes what this replica sends from residual + gradient.
+
+        Args:
+            compensated: `Compensated.values` of this replica.
+            words: the leader's.
+            nonfinite: this replica's.
             layout: the plan.
             limit: finite values saturate there, as they do at the end of the wire's range. A
                 number of the wire's dtype, for all tensors or one for each; infinity for none.
-
-        Returns:
-            [layout.kept + 1] in the dtype of the wire. The last is the flag: 0 or, if `nonfinite`,
-            infinity, so that a sum says whether residual + gradient is finite on all replicas.
         """
 
-    def update(
+    def filter_residuals(
         self,
-        gradients: Sequence[tf.Tensor],
+        unsent: Sequence[tf.Tensor],
         residuals: Sequence[tf.Variable],
-        words: tf.Tensor,
-        reduced: tf.Tensor,
-        finite: tf.Tensor,
+        finite: tf.Tensor | bool,
         layout: Layout,
-        limit: float | Sequence[float],
     ) -> list[tf.Tensor]:
-        """Filters the residuals in place, if `finite`, and scatters the sums.
-
-        What this replica sent is worked out again, so that `reduced` may take its place in memory.
+        """Residual' = (1 - beta) residual + beta unsent, if `finite`; else residuals stay.
 
         Args:
-            gradients: this replica's.
-            residuals: its residuals, updated.
-            words: offsets, from the leader's `select`.
-            reduced: [layout.kept + 1] the sum over all replicas of what `gather` made, in the
-                dtype of the wire. The flag at its end is not read.
-            finite: bool scalar; where false residuals stay and the result is not to be used.
+            unsent: `Gathered.unsent`.
+            residuals: updated.
+            finite: bool scalar.
             layout: the plan.
-            limit: as for `gather`.
 
         Returns:
-            Reduced gradients, in the shapes and dtypes of `gradients`.
+            float32 tensors in the variables' shapes whose elements nobody needs: for `scatter`.
+        """
+
+    def scatter(
+        self, words: tf.Tensor, reduced: tf.Tensor, layout: Layout, free: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Sums as dense tensors.
+
+        Args:
+            words: the leader's.
+            reduced: [layout.kept + 1] the sum over all replicas of `Gathered.selected`. The flag at
+                its end is not read.
+            layout: the plan.
+            free: float32 tensors in the variables' shapes, in whose place the result may be.
+
+        Returns:
+            In the shapes and dtypes of the variables; 0 where nothing was sent.
+        """
+
+    def descend(
+        self,
+        variables: Sequence[tf.Variable],
+        slices: Sequence[tf.IndexedSlices],
+        learning_rate: tf.Tensor,
+    ) -> None:
+        """Variable -= learning_rate * gradient, where that is not 0.
+
+        To the bit what a dense gradient gives, but that a subnormal element stays where the
+        gradient is 0.
+
+        Args:
+            variables: float32, all different, updated.
+            slices: float32 gradients of the variables as vectors; their indices are distinct.
+            learning_rate: float32 scalar.
         """

@@ -1,7 +1,8 @@
 """The kernels of CLT-k in the compiled op library; see `Kernels`.
 
-`update` works in place on the residual's buffer, so a step must not read the variable by any other
-operation: that would share the buffer, and force a copy.
+Buffers change hands, and nothing is copied: a float32 gradient's holds residual + gradient, then
+what of it is unsent, and with `filter_residuals` is the residual's; that one's old buffer is the
+dense sum's. Where somebody else still needs a buffer, another is allocated in its place.
 """
 
 import functools
@@ -11,11 +12,13 @@ import tensorflow as tf
 
 from tf_scalecom.compat.tensorflow_runtime import register_read_only_resource_op
 from tf_scalecom.ops import built
+from tf_scalecom.ops.kernels import Compensated, Gathered
 from tf_scalecom.ops.xla import limits
 from tf_scalecom.wire.layout import Layout, TensorLayout
 
 name = "native"
 title = "native kernels"
+descends = True
 
 LIBRARY = pathlib.Path(__file__).with_name("libscalecom_ops.so")
 # Largest `chunk_keep` of the chunk-wise kernels.
@@ -42,9 +45,8 @@ def library():
         )
     built.check_tensorflow(LIBRARY)
     loaded = tf.load_op_library(str(LIBRARY))
-    for operation in ("ScalecomSelect", "ScalecomAnyNonfinite", "ScalecomGather"):
-        # Reading a residual needs no place in the sequence of its writes other than after them.
-        register_read_only_resource_op(operation)
+    # Reading a residual needs no place in the sequence of its writes other than after them.
+    register_read_only_resource_op("ScalecomCompensate")
     return loaded
 
 
@@ -89,50 +91,61 @@ def _unsupported_tensor(tensor: TensorLayout) -> str | None:
     return f"selection={tensor.selection!r}"
 
 
-def select(gradients, residuals, layout):
+def compensate(gradients, residuals, leads, layout):
     """See `Kernels`."""
-    return library().scalecom_select(
-        gradients,
-        _handles(residuals),
-        selection=[layout.tensors[i].selection for i in layout.compressed],
-        **_attributes(layout),
+    return Compensated(
+        *library().scalecom_compensate(
+            gradients,
+            _handles(residuals),
+            leads,
+            selection=[layout.tensors[i].selection for i in layout.compressed],
+            **_attributes(layout),
+        )
     )
 
 
-def any_nonfinite(gradients, residuals=()):
+def gather(compensated, words, nonfinite, layout, limit):
     """See `Kernels`."""
-    return library().scalecom_any_nonfinite(gradients, _handles(residuals))
-
-
-def gather(gradients, residuals, words, nonfinite, layout, limit):
-    """See `Kernels`."""
-    return library().scalecom_gather(
-        gradients,
-        _handles(residuals),
-        words,
-        nonfinite,
-        wire=layout.value_dtype,
-        limits=limits(layout, limit),
-        **_attributes(layout),
+    return Gathered(
+        *library().scalecom_gather(
+            compensated,
+            words,
+            nonfinite,
+            wire=layout.value_dtype,
+            limits=limits(layout, limit),
+            **_attributes(layout),
+        )
     )
 
 
-def update(gradients, residuals, words, reduced, finite, layout, limit):
+def filter_residuals(unsent, residuals, finite, layout):
     """See `Kernels`."""
-    return library().scalecom_update(
-        gradients,
-        _handles(residuals),
+    return library().scalecom_filter(unsent, _handles(residuals), finite, beta=layout.beta)
+
+
+def scatter(words, reduced, layout, free):
+    """See `Kernels`."""
+    return library().scalecom_scatter(
         words,
         reduced,
-        finite,
-        limits=limits(layout, limit),
-        beta=layout.beta,
+        free,
+        Ts=[layout.tensors[i].dtype for i in layout.compressed],
         **_attributes(layout),
     )
 
 
-def _handles(residuals):
-    return [residual.handle for residual in residuals]
+def descend(variables, slices, learning_rate):
+    """See `Kernels`."""
+    library().scalecom_descend(
+        _handles(variables),
+        [tf.cast(s.indices, tf.int64) for s in slices],
+        [s.values for s in slices],
+        learning_rate,
+    )
+
+
+def _handles(variables):
+    return [variable.handle for variable in variables]
 
 
 def _attributes(layout):

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tf_scalecom.ops.kernels import Compensated, Gathered
 from tf_scalecom.wire.layout import Layout, TensorLayout
 from tf_scalecom.wire.selection import MAX_CHUNK_SIZE
 
 name = "xla"
 title = "plain TensorFlow kernels"
+descends = False
 
 # Width of an offset in bytes -> its type.
 _OFFSET_DTYPES = {1: tf.uint8, 2: tf.uint16, 4: tf.int32}
@@ -37,15 +39,26 @@ def unsupported(layout: Layout) -> str | None:
     return f"chunks of over {MAX_CHUNK_SIZE} elements"
 
 
-def select(
-    gradients: Sequence[tf.Tensor], residuals: Sequence[tf.Variable], layout: Layout
-) -> tf.Tensor:
+def compensate(
+    gradients: Sequence[tf.Tensor],
+    residuals: Sequence[tf.Variable],
+    leads: tf.Tensor | bool,
+    layout: Layout,
+) -> Compensated:
     """See `Kernels`."""
-    compensated = map(_compensated, gradients, residuals)
-    offsets = [
-        _RULES[t.selection](p, t) for p, t in zip(compensated, _tensors(layout), strict=True)
-    ]
-    return pack_offsets(offsets, layout)
+    values = [m + tf.cast(g, tf.float32) for m, g in zip(residuals, gradients, strict=True)]
+
+    def select():
+        offsets = [
+            _RULES[t.selection](_flat(p), t) for p, t in zip(values, _tensors(layout), strict=True)
+        ]
+        return pack_offsets(offsets, layout)
+
+    words = tf.cond(
+        tf.convert_to_tensor(leads), select, lambda: tf.zeros([layout.offset_words], tf.int32)
+    )
+    nonfinite = tf.where(all_finite(values), tf.constant(0, tf.uint32), tf.constant(1, tf.uint32))
+    return Compensated(values, words, nonfinite)
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -58,87 +71,71 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all(checks) if checks else tf.constant(True)
 
 
-def any_nonfinite(
-    gradients: Sequence[tf.Tensor], residuals: Sequence[tf.Variable] = ()
-) -> tf.Tensor:
-    """See `Kernels`."""
-    compensated = map(_compensated, gradients, residuals) if residuals else map(_flat, gradients)
-    finite = all_finite(list(compensated))
-    return tf.where(finite, tf.constant(0, tf.uint32), tf.constant(1, tf.uint32))
-
-
 def gather(
-    gradients: Sequence[tf.Tensor],
-    residuals: Sequence[tf.Variable],
+    compensated: Sequence[tf.Tensor],
     words: tf.Tensor,
     nonfinite: tf.Tensor,
     layout: Layout,
     limit: float | Sequence[float],
-) -> tf.Tensor:
+) -> Gathered:
     """See `Kernels`."""
-    values = _sent(gradients, residuals, flat_indices(words, layout), layout, limit)
+    sent, unsent = [], []
+    for values, indices, most in zip(
+        compensated, flat_indices(words, layout), limits(layout, limit), strict=True
+    ):
+        flat = _flat(values)
+        selected = tf.gather(flat, indices)
+        sent.append(_on_the_wire(selected, layout.value_dtype, most))
+        rest = selected - tf.cast(sent[-1], tf.float32)
+        flat = tf.tensor_scatter_nd_update(flat, indices[:, tf.newaxis], rest)
+        unsent.append(tf.reshape(flat, values.shape))
     flag = tf.where(tf.equal(nonfinite, 0), 0.0, float("inf"))
-    return tf.concat([*values, tf.cast(flag, layout.value_dtype)[tf.newaxis]], axis=0)
+    selected = tf.concat([*sent, tf.cast(flag, layout.value_dtype)[tf.newaxis]], axis=0)
+    return Gathered(selected, unsent)
 
 
-def update(
-    gradients: Sequence[tf.Tensor],
+def filter_residuals(
+    unsent: Sequence[tf.Tensor],
     residuals: Sequence[tf.Variable],
-    words: tf.Tensor,
-    reduced: tf.Tensor,
-    finite: tf.Tensor,
+    finite: tf.Tensor | bool,
     layout: Layout,
-    limit: float | Sequence[float],
 ) -> list[tf.Tensor]:
     """See `Kernels`."""
-    indices = flat_indices(words, layout)
-    # Not in the cond: a compiler may take a cast to the wire's dtype and back for none at all.
-    sent = _sent(gradients, residuals, indices, layout, limit)
 
-    def keep_unsent():
-        for gradient, residual, i, s in zip(gradients, residuals, indices, sent, strict=True):
-            flat = low_pass_filter(_flat(gradient), _flat(residual), i, s, layout.beta)
-            residual.assign(tf.reshape(flat, residual.shape))
+    def keep():
+        for u, residual in zip(unsent, residuals, strict=True):
+            residual.assign(tf.reshape(low_pass_filter(u, residual, layout.beta), residual.shape))
 
-    tf.cond(finite, keep_unsent, lambda: None)
-    return scatter(reduced, indices, layout)
+    tf.cond(finite, keep, lambda: None)
+    return list(unsent)
 
 
-def scatter(selected: tf.Tensor, indices: Sequence[tf.Tensor], layout: Layout) -> list[tf.Tensor]:
-    """What `gather` made, or a sum of it, as tensors that are zero elsewhere.
-
-    Args:
-        selected: [layout.kept + 1] in the dtype of the wire. The flag at its end is not read.
-        indices: of `flat_indices`.
-        layout: the plan.
-    """
-    *values, _ = tf.split(selected, [*(t.kept for t in _tensors(layout)), 1])
-    return [_scatter(v, i, t) for v, i, t in zip(values, indices, _tensors(layout), strict=True)]
-
-
-def low_pass_filter(gradient, residual, indices, sent, beta) -> tf.Tensor:
-    """Next step's residual of one flat tensor.
-
-    Args:
-        gradient: float32 [elements], g.
-        residual: float32 [elements], m.
-        indices: integer [kept], I.
-        sent: [kept] in the dtype of the wire, s.
-        beta: in (0, 1].
-
-    Returns:
-        float32 [elements]: m + beta g off I, (1 - beta) m + beta (m + g - s) on I. 1 - beta is the
-        difference of float32 numbers.
-    """
-    compensated = residual + gradient
-    unsent = tf.gather(compensated, indices) - tf.cast(sent, tf.float32)
+def low_pass_filter(unsent: tf.Tensor, residual: tf.Tensor, beta: float) -> tf.Tensor:
+    """(1 - beta) residual + beta unsent, where 1 - beta is the difference of float32 numbers."""
     if beta == 1:
-        off, on = compensated, unsent
-    else:
-        off = residual + beta * gradient
-        forget = np.float32(1) - np.float32(beta)
-        on = forget * tf.gather(residual, indices) + beta * unsent
-    return tf.tensor_scatter_nd_update(off, indices[:, tf.newaxis], on)
+        return unsent
+    forget = np.float32(1) - np.float32(beta)
+    return forget * residual + beta * unsent
+
+
+def scatter(
+    words: tf.Tensor, reduced: tf.Tensor, layout: Layout, free: Sequence[tf.Tensor] = ()
+) -> list[tf.Tensor]:
+    """See `Kernels`. Nothing can be written in the place of `free` here."""
+    return [
+        _scatter(s, t)
+        for s, t in zip(slices(words, reduced, layout), _tensors(layout), strict=True)
+    ]
+
+
+def slices(words: tf.Tensor, reduced: tf.Tensor, layout: Layout) -> list[tf.IndexedSlices]:
+    """Sums as slices of the variables as vectors, in the variables' dtypes; arguments as there."""
+    tensors = _tensors(layout)
+    *values, _ = tf.split(reduced, [*(t.kept for t in tensors), 1])
+    return [
+        tf.IndexedSlices(tf.cast(v, t.dtype), i, tf.constant([t.elements], i.dtype))
+        for v, i, t in zip(values, flat_indices(words, layout), tensors, strict=True)
+    ]
 
 
 def pack_offsets(offsets: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
@@ -229,15 +226,8 @@ _RULES: dict[str, Callable[[tf.Tensor, TensorLayout], tf.Tensor]] = {
 }
 
 
-def _sent(gradients, residuals, indices, layout, limit) -> list[tf.Tensor]:
-    """All tensors' values at `indices`, as they travel."""
-    tensors = zip(gradients, residuals, indices, limits(layout, limit), strict=True)
-    return [_selected(g, m, i, layout.value_dtype, most) for g, m, i, most in tensors]
-
-
-def _selected(gradient, residual, indices, dtype: str, limit: float) -> tf.Tensor:
-    """One tensor's values at `indices`, as they travel."""
-    values = tf.gather(_compensated(gradient, residual), indices)
+def _on_the_wire(values: tf.Tensor, dtype: str, limit: float) -> tf.Tensor:
+    """Values as they travel."""
     limit = min(limit, float(tf.as_dtype(dtype).max))
     if limit < tf.float32.max:
         limited = tf.clip_by_value(values, -limit, limit)
@@ -245,14 +235,9 @@ def _selected(gradient, residual, indices, dtype: str, limit: float) -> tf.Tenso
     return tf.cast(values, dtype)
 
 
-def _scatter(values: tf.Tensor, indices: tf.Tensor, tensor: TensorLayout) -> tf.Tensor:
-    shape = tf.constant([tensor.elements], indices.dtype)
-    flat = tf.scatter_nd(indices[:, tf.newaxis], tf.cast(values, tensor.dtype), shape)
+def _scatter(of_tensor: tf.IndexedSlices, tensor: TensorLayout) -> tf.Tensor:
+    flat = tf.scatter_nd(of_tensor.indices[:, tf.newaxis], of_tensor.values, of_tensor.dense_shape)
     return tf.reshape(flat, tensor.shape)
-
-
-def _compensated(gradient, residual) -> tf.Tensor:
-    return _flat(residual) + _flat(gradient)
 
 
 def _flat(tensor) -> tf.Tensor:

@@ -1,12 +1,15 @@
 """What CLT-k would be if somebody else than the leader chose. For comparison, in simulations."""
 
+import abc
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_scalecom import ops
 from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 from tf_scalecom.reduction import MethodOptions
-from tf_scalecom.reduction.clt_k import CltK
+from tf_scalecom.reduction.clt_k import Bucket, CltK
+from tf_scalecom.reduction.communicator import Communicator
 from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.layout import TensorLayout
 from tf_scalecom.wire.report import ring_factor
@@ -15,19 +18,40 @@ from tf_scalecom.wire.report import ring_factor
 class _ChosenForAll(CltK):
     """Selects, by the same kernels, the largest elements of something that is alike on all."""
 
+    leader_chooses = False
+
     def __init__(self, config: CompressionConfig):
         super().__init__(config)
         self._zeros: dict[tuple, tf.Variable] = {}  # by position and shape
 
-    def _ranked_by_sum(self, tensors, bucket, communicator):
-        sums = communicator.all_reduce(tensors)
-        return [self._without_residual(own, bucket) for own in sums]
+    @abc.abstractmethod
+    def _ranked(
+        self,
+        bucket: Bucket,
+        compensated: Sequence[Sequence[tf.Tensor]],
+        step: tf.Tensor,
+        communicator: Communicator,
+    ) -> Sequence[Sequence[tf.Tensor]]:
+        """What is ranked, [replica][compressed variable]; it counts where the replica leads.
 
-    def _without_residual(self, tensors, bucket):
-        shapes = [bucket.layout.tensors[i].shape for i in bucket.layout.compressed]
-        return tensors, [
-            self._zero(position, shape)
-            for position, shape in zip(bucket.compressed, shapes, strict=True)
+        Args:
+            bucket: what is exchanged.
+            compensated: residual + gradient, [replica][compressed variable].
+            step: integer scalar.
+            communicator: joins the replicas.
+        """
+
+    def _choices(self, bucket, compensated, leads, step, communicator):
+        layout = bucket.layout
+        ranked = self._ranked(bucket, [own.values for own in compensated], step, communicator)
+        zeros = [
+            self._zero(position, layout.tensors[i].shape)
+            for position, i in zip(bucket.compressed, layout.compressed, strict=True)
+        ]
+        kernels = ops.kernels_for(layout)
+        return [
+            kernels.compensate(own, zeros, leading, layout).words
+            for own, leading in zip(ranked, leads, strict=True)
         ]
 
     def _zero(self, *of_variable):
@@ -44,9 +68,8 @@ class MeanTopK(_ChosenForAll):
     Its bytes are those of CLT-k, at which no real method could have that knowledge.
     """
 
-    def _ranked(self, bucket, step, communicator):
-        own = zip(bucket.gradients, bucket.residuals, strict=True)
-        return self._ranked_by_sum([compensated(g, m) for g, m in own], bucket, communicator)
+    def _ranked(self, bucket, compensated, step, communicator):
+        return communicator.all_reduce(compensated)
 
 
 class SharesTopK(_ChosenForAll):
@@ -58,21 +81,14 @@ class SharesTopK(_ChosenForAll):
 
     bounded = False  # the bound is about one leader's choice
 
-    def _ranked(self, bucket, step, communicator):
+    def _ranked(self, bucket, compensated, step, communicator):
         n = communicator.num_replicas
         chunks = [chunk_numbers(bucket.layout.tensors[i]) for i in bucket.layout.compressed]
         led = []
-        for replica, own, residuals in zip(
-            communicator.replica_ids, bucket.gradients, bucket.residuals, strict=True
-        ):
+        for replica, own in zip(communicator.replica_ids, compensated, strict=True):
             first = tf.cast(self._first_led(replica, step, n), tf.int32)
-            led.append(
-                [
-                    tf.where(c % n == first, p, 0.0)
-                    for c, p in zip(chunks, compensated(own, residuals), strict=True)
-                ]
-            )
-        return self._ranked_by_sum(led, bucket, communicator)
+            led.append([tf.where(c % n == first, p, 0.0) for c, p in zip(chunks, own, strict=True)])
+        return communicator.all_reduce(led)
 
     def _first_led(self, replica, step, num_replicas):
         """The first of the chunks, one in `num_replicas`, that a replica leads in a step."""
@@ -123,9 +139,8 @@ class _DrawnForAll(_ChosenForAll):
 class RandomK(_DrawnForAll):
     """Elements at random, without replacement."""
 
-    def _ranked(self, bucket, step, communicator):
-        drawn = self._without_residual(self._drawn(bucket, step), bucket)
-        return [drawn] * len(bucket.gradients)
+    def _ranked(self, bucket, compensated, step, communicator):
+        return [self._drawn(bucket, step)] * len(compensated)
 
 
 class SketchTopK(_DrawnForAll):
@@ -136,28 +151,23 @@ class SketchTopK(_DrawnForAll):
     the sketch. They travel as bfloat16.
     """
 
-    def _ranked(self, bucket, step, communicator):
+    def _ranked(self, bucket, compensated, step, communicator):
         tensors = [bucket.layout.tensors[i] for i in bucket.layout.compressed]
         signs = [tf.where(drawn < 0.5, -1.0, 1.0) for drawn in self._drawn(bucket, step)]
         sketches = communicator.all_reduce(
             [
                 [
                     _block_sums(sign * p, tensor)
-                    for sign, p, tensor in zip(
-                        signs, compensated(own, residuals), tensors, strict=True
-                    )
+                    for sign, p, tensor in zip(signs, own, tensors, strict=True)
                 ]
-                for own, residuals in zip(bucket.gradients, bucket.residuals, strict=True)
+                for own in compensated
             ]
         )
         return [
-            self._without_residual(
-                [
-                    tf.reshape(tf.repeat(sums, tensor.chunk_keep)[: tensor.elements], tensor.shape)
-                    for sums, tensor in zip(own, tensors, strict=True)
-                ],
-                bucket,
-            )
+            [
+                tf.reshape(tf.repeat(sums, tensor.chunk_keep)[: tensor.elements], tensor.shape)
+                for sums, tensor in zip(own, tensors, strict=True)
+            ]
             for own in sketches
         ]
 

@@ -33,7 +33,7 @@ class Clipped(Method):
     clipping: Clipping
 
     def __post_init__(self):
-        for name in ("elementwise", "bounded", "conserves", "has_ramp"):
+        for name in ("elementwise", "bounded", "conserves", "has_ramp", "has_slices"):
             object.__setattr__(self, name, getattr(self.method, name))
 
     @classmethod
@@ -51,10 +51,10 @@ class Clipped(Method):
         own = [self.clipping.clip_own(gs, plan, n) for gs in gradients]
         return _Exchange(plan, self.method.propose(own, plan, state, step, communicator))
 
-    def finish(self, pending, finite):
+    def finish(self, pending, finite, as_slices=False):
         return [
             update._replace(gradients=self.clipping.clip_sums(update.gradients, pending.plan))
-            for update in self.method.finish(pending.pending, finite)
+            for update in self.method.finish(pending.pending, finite, as_slices)
         ]
 
     def report(self, plan, num_replicas, route):

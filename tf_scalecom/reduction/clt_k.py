@@ -6,8 +6,7 @@ One step on replica i of n, residual m_i, gradient g_i (Chen et al., NeurIPS 202
     I      = largest |p_leader| per chunk, leader = step mod n  select, broadcast
     s_i    = p_i on I, in the dtype of the wire                 selected
     g      = sum_i s_i on I, 0 elsewhere                        reduced
-    m_i'   = m_i + beta g_i                    off I            residual
-           = (1 - beta) m_i + beta (p_i - s_i)   on I
+    m_i'   = (1 - beta) m_i + beta (p_i - s_i)   s_i = 0 off I   residual
 
 The reduction sums: losses are weighed before, by 1/n or the share of the rows. With a float32 wire
 p_i - s_i is 0; with a 16-bit wire it is the error of the cast, which stays in the residual. So does
@@ -26,7 +25,7 @@ import tensorflow as tf
 from tf_scalecom import ops
 from tf_scalecom.reduction import MethodOptions
 from tf_scalecom.reduction.communicator import Communicator
-from tf_scalecom.reduction.method import Method, Update
+from tf_scalecom.reduction.method import Gradient, Method, Update
 from tf_scalecom.reduction.variables import ResidualVariable
 from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.dtypes import DTYPES
@@ -42,7 +41,7 @@ class Bucket:
         layout: their plan.
         compressed, dense: their positions in the plan of all variables, of which each travels
             so.
-        gradients, residuals: of the compressed ones.
+        gradients, residuals: of the compressed ones. `Kernels.compensate` may use the gradients up.
         dense_gradients: of the others.
     """
 
@@ -61,13 +60,13 @@ class _Sent:
     Attributes:
         bucket: what was sent.
         words: [replica] the offsets; none if nothing of it is compressed.
-        limits: of each compressed variable's values on the wire.
+        unsent: [replica][compressed variable] what is not sent of residual + gradient.
         sums: [replica] of selected values and flag, if any, and of the dense tensors.
     """
 
     bucket: Bucket
     words: list[tf.Tensor]
-    limits: list[float]
+    unsent: list[list[tf.Tensor]]
     sums: list[list[tf.Tensor]]
 
 
@@ -84,9 +83,12 @@ class CltK(Method):
 
     Args:
         config: what to send.
+
+    Attributes:
+        leader_chooses: whether the choice is the leader's own; see `_choices`.
     """
 
-    elementwise = bounded = True
+    elementwise = bounded = has_slices = leader_chooses = True
 
     def __init__(self, config: CompressionConfig):
         self._config = config
@@ -119,13 +121,13 @@ class CltK(Method):
         ]
         return _Exchange(sent, finite)
 
-    def finish(self, pending, finite):
-        """Filters the residuals where `finite`, and scatters the sums."""
+    def finish(self, pending, finite, as_slices=False):
+        """Filters the residuals where `finite`."""
         updates = []
         for r, is_finite in enumerate(finite):
             by_position = {}
             for sent in pending.sent:
-                by_position |= _received(sent, r, is_finite)
+                by_position |= _received(sent, r, is_finite, as_slices)
             updates.append(Update([by_position[i] for i in range(len(by_position))]))
         return updates
 
@@ -139,14 +141,16 @@ class CltK(Method):
             return _Sent(bucket, [], [], communicator.all_reduce(bucket.dense_gradients))
         kernels = ops.kernels_for(layout)
 
-        # 1. Select on the leader. 2. Broadcast the offsets.
+        # 1. Residual + gradient and, on the leader, its largest. 2. Broadcast their offsets.
+        leader = tf.cast(step % communicator.num_replicas, tf.int32)
+        leads = [tf.equal(leader, replica) for replica in communicator.replica_ids]
+        compensated = [
+            kernels.compensate(g, m, leading if self.leader_chooses else False, layout)
+            for g, m, leading in zip(bucket.gradients, bucket.residuals, leads, strict=True)
+        ]
+        choices = self._choices(bucket, compensated, leads, step, communicator)
         words = communicator.broadcast(
-            [
-                lambda g=g, m=m: kernels.select(g, m, layout)
-                for g, m in self._ranked(bucket, step, communicator)
-            ],
-            leader=tf.cast(step % communicator.num_replicas, tf.int32),
-            size=layout.offset_words,
+            [lambda choice=choice: choice for choice in choices], leader, size=layout.offset_words
         )
 
         # 3. All-reduce the selected values, a finite flag and the dense tensors.
@@ -156,20 +160,25 @@ class CltK(Method):
             summable_limit(layout.value_dtype, layout.tensors[i].dtype, communicator.num_replicas)
             for i in layout.compressed
         ]
-        selected = [
-            kernels.gather(g, m, w, kernels.any_nonfinite(g, m), layout, limits)
-            for g, m, w in zip(bucket.gradients, bucket.residuals, words, strict=True)
+        gathered = [
+            kernels.gather(own.values, w, own.nonfinite, layout, limits)
+            for own, w in zip(compensated, words, strict=True)
         ]
         sums = communicator.all_reduce(
-            [[s, *d] for s, d in zip(selected, bucket.dense_gradients, strict=True)]
+            [[g.selected, *d] for g, d in zip(gathered, bucket.dense_gradients, strict=True)]
         )
-        return _Sent(bucket, words, limits, sums)
+        return _Sent(bucket, words, [g.unsent for g in gathered], sums)
 
-    def _ranked(
-        self, bucket: Bucket, step: tf.Tensor, communicator: Communicator
-    ) -> list[tuple[list[tf.Tensor], list[tf.Variable]]]:
-        """Gradients and residuals of each replica: its choice, where it leads, has the largest."""
-        return list(zip(bucket.gradients, bucket.residuals, strict=True))
+    def _choices(
+        self,
+        bucket: Bucket,
+        compensated: Sequence[ops.Compensated],
+        leads: Sequence[tf.Tensor],
+        step: tf.Tensor,
+        communicator: Communicator,
+    ) -> list[tf.Tensor]:
+        """Words of each replica; the leader's count."""
+        return [own.words for own in compensated]
 
 
 def bucket_of(
@@ -193,21 +202,22 @@ def bucket_of(
     )
 
 
-def _received(sent: _Sent, replica: int, finite: tf.Tensor) -> dict[int, tf.Tensor]:
+def _received(sent: _Sent, replica: int, finite: tf.Tensor, as_slices: bool) -> dict[int, Gradient]:
     """Step 4 of one replica: position -> sum of the variable there."""
     bucket, layout = sent.bucket, sent.bucket.layout
-    parts, dense = [], sent.sums[replica]
+    parts: list[Gradient] = []
+    dense = sent.sums[replica]
     if layout.compressed:
         selected, *dense = dense
-        parts = ops.kernels_for(layout).update(
-            bucket.gradients[replica],
-            bucket.residuals[replica],
-            sent.words[replica],
-            selected,
-            finite,
-            layout,
-            sent.limits,
+        kernels = ops.kernels_for(layout)
+        words = sent.words[replica]
+        free = kernels.filter_residuals(
+            sent.unsent[replica], bucket.residuals[replica], finite, layout
         )
+        if as_slices:
+            parts = ops.slices(words, selected, layout)
+        else:
+            parts = kernels.scatter(words, selected, layout, free)
     return dict(zip([*bucket.compressed, *bucket.dense], [*parts, *dense], strict=True))
 
 

@@ -47,7 +47,7 @@ class Dense(Method):
         # A value that is not finite on one replica leaves a sum that is not finite on all.
         return _Summed(sums, [ops.all_finite(s) for s in sums])
 
-    def finish(self, pending, finite):
+    def finish(self, pending, finite, as_slices=False):
         return [Update(gradients) for gradients in pending.sums]
 
     def report(self, plan, num_replicas, route):

@@ -17,7 +17,7 @@ class Exchanged(NamedTuple):
 
     Attributes:
         gradients: [replica][variable], summed over all replicas, bit-equal on all of them, as Keras
-            takes them; see `Update.for_optimizer`.
+            takes them (see `Update.for_optimizer`); or as the method has them.
         finite: bool scalar per replica, equal on all. Where false some replica's gradient, or its
             residual + gradient, was not finite: residuals are as they were, and the gradients are
             not to be used.
@@ -41,14 +41,17 @@ def exchange(
     step: tf.Tensor,
     communicator: Communicator,
     method: Method,
+    as_slices: bool = False,
 ) -> Exchanged:
     """Sums gradients over all replicas by a method, which updates its state if all were finite.
 
     Args:
         gradients, plan, state, step, communicator: as in `Method.propose`.
         method: whose plan and state they are.
+        as_slices: whether sums may be slices of variables as vectors; see `Method.finish`.
     """
     method = method_for(plan, method)
     pending = method.propose(gradients, plan, state, step, communicator)
-    updates = method.finish(pending, pending.finite)
-    return Exchanged([update.for_optimizer(plan) for update in updates], pending.finite)
+    updates = method.finish(pending, pending.finite, as_slices)
+    gradients = [u.gradients if as_slices else u.for_optimizer(plan) for u in updates]
+    return Exchanged(gradients, pending.finite)

@@ -15,9 +15,8 @@ class _Exchange:
     """All variables of a step; lists begin with [replica]. See `clt_k` for the words."""
 
     bucket: Bucket
-    words: list[tf.Tensor]
-    selected: list[tf.Tensor]
-    limits: list[float]
+    own: list[list[tf.Tensor]]
+    unsent: list[list[tf.Tensor]]
     sums: list[list[tf.Tensor]]
     finite: list[tf.Tensor]
 
@@ -29,7 +28,7 @@ class LocalTopK(CltK):
     others, n - 1 of them, and those are the bytes it reports. Here the union is summed dense.
     """
 
-    bounded = False
+    bounded = has_slices = False
 
     def propose(self, gradients, plan, state, step, communicator):
         bucket = bucket_of(range(len(plan.tensors)), gradients, plan, state)
@@ -39,36 +38,30 @@ class LocalTopK(CltK):
             summable_limit(layout.value_dtype, layout.tensors[i].dtype, num_replicas=1)
             for i in layout.compressed
         ]
-        words, selected, own = [], [], []
+        own, unsent, sent = [], [], []
         for g, m, d in zip(bucket.gradients, bucket.residuals, bucket.dense_gradients, strict=True):
-            w = kernels.select(g, m, layout)
-            s = kernels.gather(g, m, w, kernels.any_nonfinite(g, m), layout, limits)
-            words.append(w)
-            selected.append(s)
-            own.append([*xla.scatter(s, xla.flat_indices(w, layout), layout), s[-1], *d])
-        sums = communicator.all_reduce(own)
+            compensated = kernels.compensate(g, m, True, layout)
+            gathered = kernels.gather(
+                compensated.values, compensated.words, compensated.nonfinite, layout, limits
+            )
+            unsent.append(gathered.unsent)
+            own.append(xla.scatter(compensated.words, gathered.selected, layout))
+            sent.append([*own[-1], gathered.selected[-1], *d])
+        sums = communicator.all_reduce(sent)
         finite = [ops.all_finite(s) for s in sums]
-        return _Exchange(bucket, words, selected, limits, sums, finite)
+        return _Exchange(bucket, own, unsent, sums, finite)
 
-    def finish(self, pending, finite):
+    def finish(self, pending, finite, as_slices=False):
         bucket, layout = pending.bucket, pending.bucket.layout
         kernels = ops.kernels_for(layout)
         count = len(layout.compressed)
         positions = [*bucket.compressed, *bucket.dense]
         updates = []
         for r, sums in enumerate(pending.sums):
-            own = kernels.update(
-                bucket.gradients[r],
-                bucket.residuals[r],
-                pending.words[r],
-                pending.selected[r],
-                finite[r],
-                layout,
-                pending.limits,
-            )
+            kernels.filter_residuals(pending.unsent[r], bucket.residuals[r], finite[r], layout)
             compressed, dense = sums[:count], sums[count + 1 :]
             gradients = dict(zip(positions, [*compressed, *dense], strict=True))
-            taken = dict(zip(positions, [*own, *dense], strict=True))
+            taken = dict(zip(positions, [*pending.own[r], *dense], strict=True))
             order = range(len(positions))
             updates.append(Update([gradients[i] for i in order], [taken[i] for i in order]))
         return updates

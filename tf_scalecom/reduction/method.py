@@ -78,12 +78,14 @@ class Method(abc.ABC):
             one, for which the paper's bound of the contraction holds.
         conserves: whether what comes out is part of the sum, and what the replicas keep the rest.
         has_ramp: whether a warm-up may be a ramp, in which its plans grow.
+        has_slices: whether it can give the sums of compressed variables as IndexedSlices.
     """
 
     elementwise = False
     bounded = False
     conserves = True
     has_ramp = True
+    has_slices = False
 
     @classmethod
     @abc.abstractmethod
@@ -128,12 +130,16 @@ class Method(abc.ABC):
         """
 
     @abc.abstractmethod
-    def finish(self, pending: Pending, finite: Sequence[tf.Tensor]) -> list[Update]:
+    def finish(
+        self, pending: Pending, finite: Sequence[tf.Tensor], as_slices: bool = False
+    ) -> list[Update]:
         """Commits the state; where not finite, the old state stands.
 
         Args:
             pending: of `propose`, once.
             finite: bool scalar per replica, equal on all. Where false updates are not to be used.
+            as_slices: whether sums of compressed variables are wanted as IndexedSlices, from a
+                method that has such.
 
         Returns:
             [replica].

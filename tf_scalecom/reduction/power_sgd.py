@@ -161,7 +161,7 @@ class PowerSGD(Method):
             finite,
         )
 
-    def finish(self, pending, finite):
+    def finish(self, pending, finite, as_slices=False):
         plan, updates = pending.plan, []
         for r, is_finite in enumerate(finite):
             gradients = dict(zip(_dense(plan), pending.dense[r], strict=True))

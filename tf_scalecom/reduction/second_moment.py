@@ -70,7 +70,7 @@ class _WithSecondMoment(CltK, abc.ABC):
             back to the residuals.
     """
 
-    elementwise = bounded = conserves = False
+    elementwise = bounded = conserves = has_slices = False
 
     def __init__(self, config: CompressionConfig, beta_2: float, step_limit: float | None):
         super().__init__(config)
@@ -96,7 +96,7 @@ class _WithSecondMoment(CltK, abc.ABC):
         learnt = self._learnt(squares, kept, pending, plan, communicator)
         return _Exchange(pending, plan, states, step, communicator.num_replicas, learnt)
 
-    def finish(self, pending, finite):
+    def finish(self, pending, finite, as_slices=False):
         plan, updates = pending.plan, super().finish(pending.pending, finite)
         correction = 1 - self._beta_2 ** (tf.cast(pending.step, tf.float32) + 1)
         changed = []  # [replica] of (variable, new value)

@@ -66,12 +66,13 @@ def exchange(
     step: tf.Tensor,
     extended,
     method: Method,
+    as_slices: bool,
 ) -> Exchanged:
     """As `reduction.exchange.exchange`, between workers.
 
     Args:
         gradients: [replica of this process][variable].
-        plan, step, method: as there.
+        plan, step, method, as_slices: as there.
         state: [0], this worker's.
         extended: that of `MultiWorkerMirroredStrategy`.
     """
@@ -81,7 +82,7 @@ def exchange(
     if extended._num_workers == 1:
         plan = plan.without_compression()
     ops = extended.worker_cross_device_ops
-    (reduced,), (finite,) = ops.exchange([summed], plan, state, step, method)
+    (reduced,), (finite,) = ops.exchange([summed], plan, state, step, method, as_slices)
     copies = []
     for device in devices:
         with tf.device(device):

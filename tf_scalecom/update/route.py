@@ -72,28 +72,28 @@ def route(strategy: tf.distribute.Strategy, hierarchical: bool) -> StrategyRoute
     return StrategyRoute(num_replicas, wire, words, _by_strategy(strategy))
 
 
-def _alone(gradients, plan, state, step, replica_ids, method):
+def _alone(gradients, plan, state, step, replica_ids, method, as_slices):
     return exchange(gradients, plan.without_compression(), state, step, ListCommunicator(1), method)
 
 
 def _hierarchical(extended):
-    def exchange_between_workers(gradients, plan, state, step, replica_ids, method):
-        return hierarchy.exchange(gradients, plan, state, step, extended, method)
+    def exchange_between_workers(gradients, plan, state, step, replica_ids, method, as_slices):
+        return hierarchy.exchange(gradients, plan, state, step, extended, method, as_slices)
 
     return exchange_between_workers
 
 
 def _by_ops(ops):
-    def exchange_by_ops(gradients, plan, state, step, replica_ids, method):
-        return ops.exchange(gradients, plan, state, step, method)
+    def exchange_by_ops(gradients, plan, state, step, replica_ids, method, as_slices):
+        return ops.exchange(gradients, plan, state, step, method, as_slices)
 
     return exchange_by_ops
 
 
 def _by_strategy(strategy):
-    def exchange_by_strategy(gradients, plan, state, step, replica_ids, method):
+    def exchange_by_strategy(gradients, plan, state, step, replica_ids, method, as_slices):
         communicator = StrategyCommunicator(strategy, replica_ids)
-        return exchange(gradients, plan, state, step, communicator, method)
+        return exchange(gradients, plan, state, step, communicator, method, as_slices)
 
     return exchange_by_strategy
 

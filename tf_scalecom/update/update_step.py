@@ -18,6 +18,7 @@ from tf_scalecom.reduction.communicator import per_replica
 from tf_scalecom.reduction.exchange import Exchanged
 from tf_scalecom.reduction.method import Method
 from tf_scalecom.update import forward_state, gradient_sets, hierarchy
+from tf_scalecom.update.descent import descend, descending
 from tf_scalecom.update.gradient_norm import GradientNorm
 from tf_scalecom.update.leader_choice import LeaderChoice
 from tf_scalecom.update.residual_reset import ResidualReset
@@ -80,6 +81,7 @@ class UpdateStep:
         self._plan = state.plan.subset(self._positions)
         self._kept = [v for p in self._positions for v in state.variables[p]]
         self._clipping = Clipping.of(inner)
+        self._descending = descending(inner, variables, self._plan, state.method)
 
     def run(self, strategy: tf.distribute.Strategy, grads, replica_ids):
         """Call it by `merge_call`.
@@ -126,15 +128,20 @@ class UpdateStep:
         )
         state = _parts_by_replica(strategy, [v.value for v in self._kept], len(gradients))
         ids = strategy.experimental_local_results(replica_ids)
+        step = tf.convert_to_tensor(self._inner.iterations)
         sampled = self._sampled(strategy, way, gradients, state, ids)
-        with gradient_sets.reducing(strategy.extended):
-            exchanged = self._exchange(way, gradients, state, ids)
 
-        def apply():
-            self._state.leader_choice.after(
-                self._inner.iterations, sampled, exchanged.gradients[0], self._plan
-            )
-            reduced = [per_replica(g, mirrored=True) for g in _transposed(exchanged.gradients)]
+        def exchange(plan, as_slices=False):
+            method = clipped(self._state.method, self._clipping)
+            with gradient_sets.reducing(strategy.extended):
+                return way.exchange(gradients, plan, state, step, ids, method, as_slices)
+
+        def take(exchanged: Exchanged):
+            tf.cond(exchanged.finite[0], lambda: apply(exchanged.gradients), _not_inlined(skip))
+
+        def apply(reduced):
+            self._state.leader_choice.after(self._inner.iterations, sampled, reduced[0], self._plan)
+            reduced = [per_replica(g, mirrored=True) for g in _transposed(reduced)]
             with _gradients_already_reduced(self._inner):
                 strategy.extended.call_for_each_replica(self._inner_update, args=(reduced,))
             self._after_update()
@@ -152,7 +159,25 @@ class UpdateStep:
             ]
             self._state.residual_reset.reset(own, in_a_row)
 
-        tf.cond(exchanged.finite[0], apply, _not_inlined(skip))
+        # What is measured of a step is measured in dense sums.
+        as_slices = bool(self._descending) and not sampled
+        way.log()
+        if not self._warms_up(way):
+            take(exchange(self._plan, as_slices))
+        elif as_slices:  # which a warm-up may not have
+            self._in_warm_up_or_after(
+                step,
+                lambda: take(self._exchange_in_warm_up(step, exchange)),
+                lambda: take(exchange(self._plan, as_slices)),
+            )
+        else:
+            take(
+                self._in_warm_up_or_after(
+                    step,
+                    lambda: self._exchange_in_warm_up(step, exchange),
+                    lambda: exchange(self._plan),
+                )
+            )
 
     def _mean(self, grads, accumulators):
         every = self._inner.gradient_accumulation_steps
@@ -189,18 +214,13 @@ class UpdateStep:
             self._plan,
         )
 
-    def _exchange(self, way, gradients, state, replica_ids) -> Exchanged:
-        step = tf.convert_to_tensor(self._inner.iterations)
-        method = clipped(self._state.method, self._clipping)
-        way.log()
+    def _warms_up(self, way):
+        return way.num_replicas > 1 and self._state.warmup and self._plan.compressed
 
-        def exchange(plan):
-            return way.exchange(gradients, plan, state, step, replica_ids, method)
+    def _in_warm_up_or_after(self, step, in_warm_up, after):
+        return tf.cond(step < self._state.warmup[-1].end, _not_inlined(in_warm_up), after)
 
-        stages = self._state.warmup
-        if way.num_replicas == 1 or not stages or not self._plan.compressed:
-            return exchange(self._plan)
-
+    def _exchange_in_warm_up(self, step, exchange) -> Exchanged:
         def exchange_in(stages):
             stage, *later = stages
             plan = stage.plan.subset(self._positions)
@@ -208,15 +228,18 @@ class UpdateStep:
                 return exchange(plan)
             return tf.cond(step < stage.end, lambda: exchange(plan), lambda: exchange_in(later))
 
-        return tf.cond(
-            step < stages[-1].end,
-            _not_inlined(lambda: exchange_in(stages)),
-            lambda: exchange(self._plan),
-        )
+        return exchange_in(self._state.warmup)
 
     def _inner_update(self, grads):
-        self._inner._apply_weight_decay(self._variables)
-        self._inner._backend_update_step(grads, self._variables, self._inner.learning_rate)
+        inner, learning_rate = self._inner, self._inner.learning_rate
+        slices = [i for i in self._descending if isinstance(grads[i], tf.IndexedSlices)]
+        if slices:
+            descend([self._variables[i] for i in slices], [grads[i] for i in slices], learning_rate)
+        others = [i for i in range(len(grads)) if i not in slices]
+        if others:
+            variables = [self._variables[i] for i in others]
+            inner._apply_weight_decay(variables)
+            inner._backend_update_step([grads[i] for i in others], variables, learning_rate)
 
     def _after_update(self):
         """What Keras does after each call: moving averages, then constraints."""

@@ -31,12 +31,15 @@ class CompressionReport:
         bytes_dense: what a dense float32 ring all-reduce sends per worker and step.
         bytes_sent: what the exchange sends per worker and step, padding and finite flag included.
         ratio: bytes_dense / bytes_sent; 1 where nothing is sent.
+        in_place: paths of the variables that are updated where something was sent alone, as the
+            optimizer's update is zero elsewhere.
     """
 
     rows: tuple[CompressionRow, ...]
     num_replicas: int
     bytes_dense: float
     bytes_sent: float
+    in_place: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -80,7 +83,12 @@ class CompressionReport:
             f"{self.bytes_sent:,.0f}",
             f"{self.ratio:.1f}",
         )
-        return text_table(header, lines, total, left=2)
+        table = text_table(header, lines, total, left=2)
+        if not self.in_place:
+            return table
+        return (
+            f"{table}\nupdated in place, where something was sent: {len(self.in_place)} variables"
+        )
 
 
 def compression_report(layout: Layout, num_replicas: int, route: Route) -> CompressionReport:

@@ -24,33 +24,37 @@ void run_blocks(const scalecom_tensor* tensors, int64_t count, const scalecom_ex
              });
 }
 
-FinishOptions finish_options(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
-                             int32_t wire_type, float wire_limit, float beta) {
-  const int64_t bytes = total(tensors, count, element_count) * type_bytes(gradient_type);
-  return {wire_type, wire_limit, beta, bytes >= kStreamBytes};
-}
-
 // Entries between a prefetch and the use of what it fetched. The elements lie so far apart
 // that the hardware foresees none of them.
 constexpr int64_t kAhead = 128;
 
-template <typename T>
 void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_type,
             float wire_limit) {
-  const T* gradient = static_cast<const T*>(t.gradient);
   const auto element_of = [&](int64_t entry) {
     return entry_element(t, entry / t.chunk_keep, entry);
   };
   for (int64_t entry = first; entry < last; ++entry) {
     const int64_t later = element_of(minimum(entry + kAhead, last - 1));
-    if (later >= 0) {
-      __builtin_prefetch(t.residual + later, 0, 2);
-      __builtin_prefetch(gradient + later, 0, 2);
-    }
+    if (later >= 0) __builtin_prefetch(t.compensated + later, 1, 2);
     const int64_t element = element_of(entry);
-    const float p =
-        element < 0 ? bits_float(0x7fc00000u) : t.residual[element] + to_float(gradient[element]);
-    wire_store(t.values, wire_type, entry, wire_limited(p, wire_limit));
+    if (element < 0) {
+      wire_store(t.values, wire_type, entry, bits_float(0x7fc00000u));
+      continue;
+    }
+    float* p = t.compensated + element;
+    const float sent = wire_limited(*p, wire_limit);
+    wire_store(t.values, wire_type, entry, sent);
+    *p -= wire_round(sent, wire_type);
+  }
+}
+
+void descend(const scalecom_slices& s, int64_t first, int64_t last, float learning_rate) {
+  for (int64_t i = first; i < last; ++i) {
+    const int64_t later = s.indices[minimum(i + kAhead, last - 1)];
+    if (later >= 0 && later < s.elements) __builtin_prefetch(s.variable + later, 1, 2);
+    const int64_t element = s.indices[i];
+    if (element < 0 || element >= s.elements) continue;
+    s.variable[element] -= s.values[i] * learning_rate;
   }
 }
 
@@ -82,6 +86,20 @@ int64_t scalecom_tensor_kept(const scalecom_tensor* tensor) {
 
 const char* scalecom_cpu_isa(void) { return kernels().isa; }
 
+int32_t scalecom_gradients_compensate_cpu(const scalecom_tensor* tensors, int64_t count,
+                                          int32_t gradient_type, uint32_t* nonfinite,
+                                          const scalecom_executor* executor) {
+  if (!tensors_valid(tensors, count, kGradient | kResidual | kCompensated, gradient_type) ||
+      !pointer_valid(nonfinite, 4)) {
+    return SCALECOM_INVALID_ARGUMENT;
+  }
+  const auto compensate = kernels().of[gradient_type].compensate;
+  run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
+    if (compensate(t, begin, end)) raise_flag(nonfinite);
+  });
+  return SCALECOM_OK;
+}
+
 int64_t scalecom_offsets_workspace_cpu(const scalecom_tensor* tensors, int64_t count,
                                        int32_t selection) {
   if (!layouts_valid(tensors, count)) return -1;
@@ -93,7 +111,8 @@ int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors, int64_t coun
                                     int32_t selection, int32_t gradient_type, uint32_t* nonfinite,
                                     void* workspace, int64_t workspace_bytes,
                                     const scalecom_executor* executor) {
-  if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type) ||
+  if (!tensors_valid(tensors, count, kGradient | kResidual | kCompensated | kOffsets,
+                     gradient_type) ||
       !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
@@ -110,35 +129,17 @@ int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors, int64_t coun
   return SCALECOM_OK;
 }
 
-int32_t scalecom_compensated_check_cpu(const scalecom_tensor* tensors, int64_t count,
-                                       int32_t gradient_type, uint32_t* nonfinite,
-                                       const scalecom_executor* executor) {
-  if (!tensors_valid(tensors, count, kGradient | kResidualOrNull, gradient_type) ||
-      !pointer_valid(nonfinite, 4)) {
+int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, int64_t count, int32_t wire_type,
+                                   float wire_limit, const scalecom_executor* executor) {
+  if (!limit_valid(wire_limit) || !tensors_valid(tensors, count, kCompensated | kOffsets | kValues,
+                                                 SCALECOM_FLOAT32, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  const auto check = kernels().of[gradient_type].check;
-  run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
-    if (check(t, begin, end)) raise_flag(nonfinite);
-  });
+  run_ranges(tensors, count, executor, kTaskEntries, kept_count,
+             [&](const scalecom_tensor& t, int64_t first, int64_t last) {
+               gather(t, first, last, wire_type, wire_limit);
+             });
   return SCALECOM_OK;
-}
-
-int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, int64_t count,
-                                   int32_t gradient_type, int32_t wire_type, float wire_limit,
-                                   const scalecom_executor* executor) {
-  if (!limit_valid(wire_limit) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kValues, gradient_type,
-                     wire_type)) {
-    return SCALECOM_INVALID_ARGUMENT;
-  }
-  return with_gradient_type<CpuElements>(gradient_type, [&](auto zero) {
-    run_ranges(tensors, count, executor, kTaskEntries, kept_count,
-               [&](const scalecom_tensor& t, int64_t first, int64_t last) {
-                 gather<decltype(zero)>(t, first, last, wire_type, wire_limit);
-               });
-    return SCALECOM_OK;
-  });
 }
 
 int32_t scalecom_flag_write_cpu(const uint32_t* nonfinite, int32_t wire_type, void* flag) {
@@ -147,18 +148,14 @@ int32_t scalecom_flag_write_cpu(const uint32_t* nonfinite, int32_t wire_type, vo
   return SCALECOM_OK;
 }
 
-int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t count,
-                                      int32_t gradient_type, int32_t wire_type, float wire_limit,
-                                      float beta, const scalecom_executor* executor) {
-  if (!limit_valid(wire_limit) || !beta_valid(beta) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type, wire_type)) {
+int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t count, float beta,
+                                      const scalecom_executor* executor) {
+  if (!beta_valid(beta) || !tensors_valid(tensors, count, kResidual | kCompensated)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  const FinishOptions options =
-      finish_options(tensors, count, gradient_type, wire_type, wire_limit, beta);
-  const auto filter = kernels().of[gradient_type].filter;
+  if (beta == 1.0f) return SCALECOM_OK;
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
-    filter(t, begin, end, options);
+    kernels().filter(t, begin, end, beta);
   });
   return SCALECOM_OK;
 }
@@ -169,31 +166,25 @@ int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t cou
   if (!tensors_valid(tensors, count, kOffsets | kReduced | kOutput, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  const FinishOptions options =
-      finish_options(tensors, count, gradient_type, wire_type, 1.0f, 1.0f);
+  const int64_t bytes = total(tensors, count, element_count) * type_bytes(gradient_type);
   const auto scatter = kernels().of[gradient_type].scatter;
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
-    scatter(t, begin, end, options);
+    scatter(t, begin, end, wire_type, bytes >= kStreamBytes);
   });
   return SCALECOM_OK;
 }
 
-int32_t scalecom_updates_apply_cpu(const scalecom_tensor* tensors, int64_t count,
-                                   int32_t gradient_type, int32_t wire_type, float wire_limit,
-                                   float beta, const scalecom_executor* executor) {
-  if (!limit_valid(wire_limit) || !beta_valid(beta) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kReduced | kOutput,
-                     gradient_type, wire_type)) {
+int32_t scalecom_variables_descend_cpu(const scalecom_slices* slices, int64_t count,
+                                       const float* learning_rate,
+                                       const scalecom_executor* executor) {
+  if (!slices_valid(slices, count) || !pointer_valid(learning_rate, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  const FinishOptions options =
-      finish_options(tensors, count, gradient_type, wire_type, wire_limit, beta);
-  const auto filter = kernels().of[gradient_type].filter;
-  const auto scatter = kernels().of[gradient_type].scatter;
-  run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
-    filter(t, begin, end, options);
-    scatter(t, begin, end, options);
-  });
+  run_ranges(
+      slices, count, executor, kTaskEntries, [](const scalecom_slices& s) { return s.size; },
+      [&](const scalecom_slices& s, int64_t first, int64_t last) {
+        descend(s, first, last, *learning_rate);
+      });
   return SCALECOM_OK;
 }
 

@@ -50,7 +50,6 @@ int64_t partition_count(const scalecom_tensor& t) { return ceil_div(t.elements, 
 // infinity.
 bool select_tensor(const scalecom_tensor& t, int32_t type, uint32_t* counters,
                    const scalecom_executor* executor) {
-  const Loops& loops = kernels().of[type];
   const int64_t partitions = partition_count(t);
   const auto end_of = [&](int64_t p) { return minimum((p + 1) * kPartition, t.elements); };
   uint32_t nonfinite = 0;
@@ -60,7 +59,10 @@ bool select_tensor(const scalecom_tensor& t, int32_t type, uint32_t* counters,
     run_tasks(executor, partitions, [&](int64_t p) {
       uint32_t* bins = counters + p * kRadixBins + radix_level(level).first;
       memset(bins, 0, sizeof *bins << radix_level(level).bits);
-      if (loops.count(t, p * kPartition, end_of(p), level, threshold.key, bins)) {
+      const int64_t begin = p * kPartition;
+      if (level > 0) {
+        kernels().count_next(t, begin, end_of(p), level, threshold.key, bins);
+      } else if (kernels().of[type].count_first(t, begin, end_of(p), bins)) {
         raise_flag(&nonfinite);
       }
     });
@@ -76,7 +78,7 @@ bool select_tensor(const scalecom_tensor& t, int32_t type, uint32_t* counters,
       entry += above + taken;
       ties -= taken;
     }
-    loops.emit(t, p * kPartition, end_of(p), threshold.key, ties, entry);
+    kernels().emit(t, p * kPartition, end_of(p), threshold.key, ties, entry);
   });
   return nonfinite != 0;
 }

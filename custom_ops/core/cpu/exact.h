@@ -1,34 +1,35 @@
 // Exact selection: counting elements by a radix of their keys, and writing out those above
 // the threshold so found. Included by each kernels_*.cc, in its namespace.
 
-// Calls visit(i, key, size) with `size` keys of consecutive elements from i on.
+// Calls visit(i, key, size) with `size` keys of consecutive elements from i on. The first pass
+// makes p, the others read it.
 template <typename T, typename Visit>
+inline void for_each_new_keys(const scalecom_tensor& t, int64_t begin, int64_t end, Visit visit) {
+  const Compensation<T> p(t, 0);
+  int64_t i = begin;
+  for (; i + Simd::kLanes <= end; i += Simd::kLanes) visit(i, p.key(i), int64_t{Simd::kLanes});
+  if (i < end) visit(i, p.key_first(i, end - i, 0), end - i);
+}
+
+template <typename Visit>
 inline void for_each_keys(const scalecom_tensor& t, int64_t begin, int64_t end, Visit visit) {
-  const T* gradient = static_cast<const T*>(t.gradient);
   int64_t i = begin;
   for (; i + Simd::kLanes <= end; i += Simd::kLanes) {
-    visit(i, Simd::key(Simd::add(Simd::load(t.residual + i), Simd::load(gradient + i))),
-          int64_t{Simd::kLanes});
+    visit(i, Simd::key(Simd::load(t.compensated + i)), int64_t{Simd::kLanes});
   }
-  if (i < end) {
-    const int64_t rest = end - i;
-    visit(i,
-          Simd::key(Simd::add(Simd::load_first(t.residual + i, rest),
-                              Simd::load_first(gradient + i, rest))),
-          rest);
-  }
+  if (i < end) visit(i, Simd::key(Simd::load_first(t.compensated + i, end - i)), end - i);
 }
 
 // Most keys share a few bins, and an increment waits for the one before it to the same bin:
 // neighbours count into different copies.
 template <typename T>
-bool count_all(const scalecom_tensor& t, int64_t begin, int64_t end, uint32_t* bins) {
+bool count_first(const scalecom_tensor& t, int64_t begin, int64_t end, uint32_t* bins) {
   constexpr int kShift = radix_level(0).shift;
   constexpr int kBins = 1 << radix_level(0).bits;
   constexpr int kCopies = 4;
   uint32_t copies[kCopies][kBins] = {};
   Simd::Key highest = Simd::splat(0);
-  for_each_keys<T>(t, begin, end, [&](int64_t, Simd::Key key, int64_t size) {
+  for_each_new_keys<T>(t, begin, end, [&](int64_t, Simd::Key key, int64_t size) {
     int32_t keys[Simd::kLanes];
     Simd::store(keys, key);
     highest = Simd::max(highest, key);
@@ -41,18 +42,18 @@ bool count_all(const scalecom_tensor& t, int64_t begin, int64_t end, uint32_t* b
   for (int bin = 0; bin < kBins; ++bin) {
     for (int c = 0; c < kCopies; ++c) bins[bin] += copies[c][bin];
   }
-  return Simd::reduce_max(highest) >= kInfinityKey;
+  return any_nonfinite(highest);
 }
 
-template <typename T>
-void count_prefix(const scalecom_tensor& t, int64_t begin, int64_t end, RadixLevel level,
-                  int32_t prefix, uint32_t* bins) {
+inline void count_next(const scalecom_tensor& t, int64_t begin, int64_t end, int number,
+                       int32_t prefix, uint32_t* bins) {
+  const RadixLevel level = radix_level(number);
   // Keys with this prefix lie in [low, low + span).
   const int32_t span = int32_t{1} << (level.shift + level.bits);
   const int32_t low = prefix & ~(span - 1);
   const Simd::Key below = Simd::splat(low - 1);
   const Simd::Key last = Simd::splat(low + (span - 1));
-  for_each_keys<T>(t, begin, end, [&](int64_t, Simd::Key key, int64_t size) {
+  for_each_keys(t, begin, end, [&](int64_t, Simd::Key key, int64_t size) {
     uint32_t hits = Simd::bits(Simd::greater(key, below)) & ~Simd::bits(Simd::greater(key, last));
     hits &= (1u << size) - 1u;
     if (hits == 0) return;
@@ -64,19 +65,10 @@ void count_prefix(const scalecom_tensor& t, int64_t begin, int64_t end, RadixLev
   });
 }
 
-template <typename T>
-bool count(const scalecom_tensor& t, int64_t begin, int64_t end, int level, int32_t prefix,
-           uint32_t* bins) {
-  if (level == 0) return count_all<T>(t, begin, end, bins);
-  count_prefix<T>(t, begin, end, radix_level(level), prefix, bins);
-  return false;
-}
-
-template <typename T>
-void emit(const scalecom_tensor& t, int64_t begin, int64_t end, int32_t threshold, int64_t ties,
-          int64_t entry) {
+inline void emit(const scalecom_tensor& t, int64_t begin, int64_t end, int32_t threshold,
+                 int64_t ties, int64_t entry) {
   const Simd::Key below = Simd::splat(threshold - 1);
-  for_each_keys<T>(t, begin, end, [&](int64_t i, Simd::Key key, int64_t size) {
+  for_each_keys(t, begin, end, [&](int64_t i, Simd::Key key, int64_t size) {
     uint32_t hits = Simd::bits(Simd::greater(key, below)) & ((1u << size) - 1u);
     if (hits == 0) return;
     int32_t keys[Simd::kLanes];

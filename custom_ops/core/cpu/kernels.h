@@ -12,40 +12,35 @@
 
 namespace scalecom {
 
-// Blocks of this many elements are filtered and scattered at a time: they fit the L1 cache,
-// and begin at an aligned address where the tensor does.
+// Blocks of this many elements are scattered at a time: they fit the L1 cache, and begin at an
+// aligned address where the tensor does.
 constexpr int64_t kBlock = 1024;
-
-struct FinishOptions {
-  int32_t wire_type;
-  float wire_limit;
-  float beta;
-  bool stream;  // write the output past the cache
-};
 
 // Offsets that a rule selects in chunks [begin, end).
 using SelectLoop = bool (*)(const scalecom_tensor&, int64_t begin, int64_t end);
 
-// The loops for one gradient type.
+// The loops for one gradient type. Those that read a gradient write p.
 struct Loops {
   // The loop of a rule that looks at one chunk at a time; null for any other.
   SelectLoop (*select)(int32_t selection);
-  // Is a p, or without a residual a gradient, not finite?
-  bool (*check)(const scalecom_tensor&, int64_t begin, int64_t end);
-  // Updates of the residual and of the output; begin is a multiple of kBlock.
-  void (*filter)(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
-  void (*scatter)(const scalecom_tensor&, int64_t begin, int64_t end, const FinishOptions&);
-  // Adds to bins[] the elements whose key agrees with `prefix` above the level's bits.
-  bool (*count)(const scalecom_tensor&, int64_t begin, int64_t end, int level, int32_t prefix,
-                uint32_t* bins);
-  // Writes the indices with key > threshold, and the first `ties` of those equal to it, as
-  // entries from `entry` on.
-  void (*emit)(const scalecom_tensor&, int64_t begin, int64_t end, int32_t threshold, int64_t ties,
-               int64_t entry);
+  bool (*compensate)(const scalecom_tensor&, int64_t begin, int64_t end);
+  // Adds all elements to the first level's bins[].
+  bool (*count_first)(const scalecom_tensor&, int64_t begin, int64_t end, uint32_t* bins);
+  // Writes the output, past the cache if `stream`; begin is a multiple of kBlock.
+  void (*scatter)(const scalecom_tensor&, int64_t begin, int64_t end, int32_t wire_type,
+                  bool stream);
 };
 
 struct Kernels {
   const char* isa;
+  // Adds to the level's bins[] the elements whose key agrees with `prefix` above the level's bits.
+  void (*count_next)(const scalecom_tensor&, int64_t begin, int64_t end, int level, int32_t prefix,
+                     uint32_t* bins);
+  // Writes the indices with key > threshold, and the first `ties` of those equal to it, as
+  // entries from `entry` on.
+  void (*emit)(const scalecom_tensor&, int64_t begin, int64_t end, int32_t threshold, int64_t ties,
+               int64_t entry);
+  void (*filter)(const scalecom_tensor&, int64_t begin, int64_t end, float beta);
   Loops of[kElementTypeCount];  // null where no gradient has the type
 };
 

@@ -1,4 +1,5 @@
 // Closes each kernels_*.cc: the inner loops for every gradient type.
+#include "core/cpu/compensate.h"
 #include "core/cpu/exact.h"
 #include "core/cpu/finish.h"
 #include "core/cpu/select.h"
@@ -6,7 +7,7 @@
 template <typename T, bool kGradient>
 constexpr Loops loops() {
   if constexpr (kGradient) {
-    return {select<T>, check<T>, filter<T>, scatter<T>, count<T>, emit<T>};
+    return {select<T>, compensate<T>, count_first<T>, scatter<T>};
   } else {
     return {};
   }
@@ -15,6 +16,6 @@ constexpr Loops loops() {
 constexpr Kernels table(const char* isa) {
 #define SCALECOM_ROW(NAME, number, name, bytes, gradient, wire) \
   loops<CpuElements::name, gradient>(),
-  return {isa, {SCALECOM_TYPES(SCALECOM_ROW)}};
+  return {isa, count_next, emit, filter, {SCALECOM_TYPES(SCALECOM_ROW)}};
 #undef SCALECOM_ROW
 }

@@ -29,18 +29,18 @@ void run_tasks(const scalecom_executor* executor, int64_t tasks, const Function&
 
 inline int64_t element_count(const scalecom_tensor& t) { return t.elements; }
 
-template <typename Size>
-int64_t total(const scalecom_tensor* tensors, int64_t count, const Size& size) {
+template <typename Tensor, typename Size>
+int64_t total(const Tensor* tensors, int64_t count, const Size& size) {
   int64_t sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += size(tensors[i]);
   return sum;
 }
 
-// Tensor i has size(i) items. Runs function(tensor, low, high) over ranges of items that
-// together cover every tensor once; a task takes `share` of the items of the whole list, so
+// Tensor (or slices) i has size(i) items. Runs function(tensor, low, high) over ranges of items
+// that together cover every tensor once; a task takes `share` of the items of the whole list, so
 // it may hold many small tensors or part of a large one.
-template <typename Size, typename Function>
-void run_ranges(const scalecom_tensor* tensors, int64_t count, const scalecom_executor* executor,
+template <typename Tensor, typename Size, typename Function>
+void run_ranges(const Tensor* tensors, int64_t count, const scalecom_executor* executor,
                 int64_t share, const Size& size, const Function& function) {
   run_tasks(executor, ceil_div(total(tensors, count, size), share), [&](int64_t index) {
     const int64_t begin = index * share;

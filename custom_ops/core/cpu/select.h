@@ -6,29 +6,22 @@ bool select_one(const scalecom_tensor& t, int64_t begin, int64_t end) {
   using Key = Simd::Key;
   int32_t highest = 0;
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    const int64_t start = chunk * t.chunk_size;
+    const Compensation<T> p(t, chunk * t.chunk_size);
     const int64_t length = chunk_length(t, chunk);
-    const T* gradient = static_cast<const T*>(t.gradient) + start;
-    const float* residual = t.residual + start;
     Key best = Simd::splat(-1);
     Key where = Simd::splat(0);
-    Key offset = Simd::iota();
-    int64_t i = 0;
-    for (; i + Simd::kLanes <= length; i += Simd::kLanes) {
-      const Key key = Simd::key(Simd::add(Simd::load(residual + i), Simd::load(gradient + i)));
+    const auto look = [&](Key key, Key offset) {
       where = Simd::choose(Simd::greater(key, best), offset, where);
       best = Simd::max(best, key);
+    };
+    int64_t i = minimum(p.unaligned(), length);
+    if (i > 0) look(p.key_first(0, i, -1), Simd::iota());
+    Key offset = Simd::add(Simd::iota(), Simd::splat(static_cast<int32_t>(i)));
+    for (; i + Simd::kLanes <= length; i += Simd::kLanes) {
+      look(p.key(i), offset);
       offset = Simd::add(offset, Simd::splat(Simd::kLanes));
     }
-    if (i < length) {
-      const int64_t rest = length - i;
-      const Key key = Simd::choose(Simd::first(rest),
-                                   Simd::key(Simd::add(Simd::load_first(residual + i, rest),
-                                                       Simd::load_first(gradient + i, rest))),
-                                   Simd::splat(-1));
-      where = Simd::choose(Simd::greater(key, best), offset, where);
-      best = Simd::max(best, key);
-    }
+    if (i < length) look(p.key_first(i, length - i, -1), offset);
     const int32_t top = Simd::reduce_max(best);
     offset_store(t, chunk,
                  Simd::reduce_min_unsigned(
@@ -88,17 +81,15 @@ struct KeyBlock {
   Simd::Key groups[kGroupVectors];
   int64_t padded;  // length up to a multiple of kGroups; -1 behind the end
 
+  // Of the elements [begin, begin + length) of p.
   template <typename T>
-  int32_t fill(const float* residual, const T* gradient, int64_t length) {
+  int32_t fill(const Compensation<T>& p, int64_t begin, int64_t length) {
     for (int v = 0; v < kGroupVectors; ++v) groups[v] = Simd::splat(-1);
     int64_t i = 0;
     for (; i + kGroups <= length; i += kGroups) {
       for (int v = 0; v < kGroupVectors; ++v) {
         const int64_t at = i + v * Simd::kLanes;
-        const Simd::Key key =
-            Simd::key(Simd::add(Simd::load(residual + at), Simd::load(gradient + at)));
-        Simd::store(keys + at, key);
-        groups[v] = Simd::max(groups[v], key);
+        put(at, v, p.key(begin + at));
       }
     }
     padded = i;
@@ -107,17 +98,10 @@ struct KeyBlock {
       for (int v = 0; v < kGroupVectors; ++v) {
         const int64_t at = i + v * Simd::kLanes;
         const int64_t rest = minimum(Simd::kLanes, maximum(0, length - at));
-        Simd::Key key = Simd::splat(-1);
-        if (rest == Simd::kLanes) {
-          key = Simd::key(Simd::add(Simd::load(residual + at), Simd::load(gradient + at)));
-        } else if (rest > 0) {
-          key = Simd::choose(Simd::first(rest),
-                             Simd::key(Simd::add(Simd::load_first(residual + at, rest),
-                                                 Simd::load_first(gradient + at, rest))),
-                             key);
-        }
-        Simd::store(keys + at, key);
-        groups[v] = Simd::max(groups[v], key);
+        put(at, v,
+            rest == Simd::kLanes ? p.key(begin + at)
+            : rest > 0           ? p.key_first(begin + at, rest, -1)
+                                 : Simd::splat(-1));
       }
     }
     Simd::Key all = groups[0];
@@ -169,6 +153,12 @@ struct KeyBlock {
       }
     }
   }
+
+ private:
+  void put(int64_t at, int group_vector, Simd::Key key) {
+    Simd::store(keys + at, key);
+    groups[group_vector] = Simd::max(groups[group_vector], key);
+  }
 };
 
 template <typename T>
@@ -176,14 +166,13 @@ bool select_few(const scalecom_tensor& t, int64_t begin, int64_t end) {
   int32_t highest = 0;
   KeyBlock block;
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    const int64_t start = chunk * t.chunk_size;
+    const Compensation<T> p(t, chunk * t.chunk_size);
     const int64_t length = chunk_length(t, chunk);
     const int keep = static_cast<int>(chunk_kept(t, chunk));
     Few few(keep);
     for (int64_t i = 0; i < length; i += kSelectBlock) {
       const int64_t size = minimum(kSelectBlock, length - i);
-      const int32_t top =
-          block.fill(t.residual + start + i, static_cast<const T*>(t.gradient) + start + i, size);
+      const int32_t top = block.fill(p, i, size);
       highest = top > highest ? top : highest;
       int32_t bound = few.floor();
       if (top < bound) continue;

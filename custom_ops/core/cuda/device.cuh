@@ -127,28 +127,59 @@ __device__ __forceinline__ bool vector_aligned(const T* p) {
   return reinterpret_cast<uintptr_t>(p) % sizeof(typename Packed<T>::Word) == 0;
 }
 
-// The keys of p at elements [at, at + 4) of a tensor, -1 outside [begin, end). `at` is a
-// multiple of 4: chunks need not begin at one, vectors do.
+// p = residual + gradient of a tensor, which every pass over a gradient writes.
 template <typename T>
-__device__ __forceinline__ void load_keys(const T* gradient, const float* residual, bool aligned,
-                                          int64_t elements, int64_t at, int64_t begin, int64_t end,
-                                          int32_t (&keys)[kVector]) {
-  if (aligned && at + kVector <= elements) {
-    const Vector m = load_vector(residual + at);
-    const Vector g = load_vector(gradient + at);
+struct Compensation {
+  const T* gradient;
+  const float* residual;
+  float* compensated;
+  int64_t elements;
+  bool aligned;
+
+  __device__ explicit Compensation(const scalecom_tensor& t)
+      : gradient(static_cast<const T*>(t.gradient)),
+        residual(t.residual),
+        compensated(t.compensated),
+        elements(t.elements),
+        aligned(vector_aligned(gradient) && vector_aligned(residual) &&
+                vector_aligned(static_cast<const float*>(compensated))) {}
+
+  // Makes p of elements [at, at + 4), and their keys, -1 outside [begin, end). `at` is a multiple
+  // of 4: chunks need not begin at one, vectors do. Where p takes the gradient's place, who
+  // makes the neighbours in a vector may have made them already: nobody uses what it reads there.
+  __device__ __forceinline__ void keys(int64_t at, int64_t begin, int64_t end,
+                                       int32_t (&keys)[kVector]) const {
+    if (aligned && at + kVector <= elements) {
+      const Vector m = load_vector(residual + at);
+      const Vector g = load_vector(gradient + at);
+      Vector p;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        p.lane[i] = __fadd_rn(m.lane[i], g.lane[i]);
+        const bool inside = at + i >= begin && at + i < end;
+        keys[i] = inside ? key_of(p.lane[i]) : -1;
+      }
+      if (at >= begin && at + kVector <= end) {
+        store_vector(compensated + at, p);
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if (keys[i] >= 0) compensated[at + i] = p.lane[i];
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      const bool inside = at + i >= begin && at + i < end;
-      keys[i] = inside ? key_of(__fadd_rn(m.lane[i], g.lane[i])) : -1;
+      const int64_t e = at + i;
+      keys[i] = -1;
+      if (e < begin || e >= end) continue;
+      const float p = __fadd_rn(residual[e], to_float(gradient[e]));
+      compensated[e] = p;
+      keys[i] = key_of(p);
     }
-    return;
   }
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    const int64_t e = at + i;
-    keys[i] = e >= begin && e < end ? key_of(__fadd_rn(residual[e], to_float(gradient[e]))) : -1;
-  }
-}
+};
 
 __device__ __forceinline__ void raise_flag(uint32_t* nonfinite, int32_t highest) {
   if (highest >= kInfinityKey) atomicOr(nonfinite, 1u);

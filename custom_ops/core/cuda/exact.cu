@@ -36,43 +36,50 @@ struct Workspace {
   Tally* tallies;  // one a block of the list
 };
 
-template <typename T>
-struct Tensor {
-  const T* gradient;
-  const float* residual;
+// First element of this thread's vector of step `step` of a tile.
+__device__ __forceinline__ int64_t vector_start(int64_t tile, int step) {
+  return tile * kTile + step * kStep + threadIdx.x * kVector;
+}
+
+// Keys of a vector of p, which the first pass has made; -1 behind the end.
+struct Keys {
+  const float* compensated;
   int64_t elements;
   bool aligned;
 
-  __device__ explicit Tensor(const scalecom_tensor& t)
-      : gradient(static_cast<const T*>(t.gradient)),
-        residual(t.residual),
-        elements(t.elements),
-        aligned(vector_aligned(gradient) && vector_aligned(residual)) {}
+  __device__ explicit Keys(const scalecom_tensor& t)
+      : compensated(t.compensated), elements(t.elements), aligned(vector_aligned(compensated)) {}
 
-  // This thread's vector of step `step` of a tile; -1 behind the end.
-  __device__ __forceinline__ int64_t keys(int64_t tile, int step, int32_t (&keys)[kVector]) const {
-    const int64_t at = tile * kTile + step * kStep + threadIdx.x * kVector;
-    load_keys(gradient, residual, aligned, elements, at, 0, elements, keys);
+  __device__ __forceinline__ int64_t load(int64_t tile, int step, int32_t (&keys)[kVector]) const {
+    const int64_t at = vector_start(tile, step);
+    if (aligned && at + kVector <= elements) {
+      const Vector p = load_vector(compensated + at);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) keys[i] = key_of(p.lane[i]);
+      return at;
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      keys[i] = at + i < elements ? key_of(compensated[at + i]) : -1;
+    }
     return at;
   }
 };
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    count_bins(const List __grid_constant__ list, Workspace work, int level, uint32_t* nonfinite) {
+// Counts what a block's threads find, each calling keys_of(step, keys) for its vectors, and
+// returns the highest.
+template <typename KeysOf>
+__device__ __forceinline__ int32_t count_tile(State& state, RadixLevel radix,
+                                              const KeysOf& keys_of) {
   __shared__ uint32_t bins[1 << 11];
-  const RadixLevel radix = radix_level(level);
   for (int i = threadIdx.x; i < 1 << radix.bits; i += kThreads) bins[i] = 0;
   __syncthreads();
-  const Unit unit = find_unit(list);
-  const Tensor<T> tensor(list.tensors[unit.tensor]);
-  State& state = work.states[unit.tensor];
   const int32_t prefix = state.key;
   int32_t highest = 0;
 #pragma unroll Policy::Exact::kUnroll
   for (int step = 0; step < kVectors; ++step) {
     int32_t keys[kVector];
-    tensor.keys(unit.index, step, keys);
+    keys_of(step, keys);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       highest = max(highest, keys[i]);
@@ -85,7 +92,27 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x; i < 1 << radix.bits; i += kThreads) {
     if (bins[i] != 0) atomicAdd(&state.bins[radix.first + i], bins[i]);
   }
-  if (level == 0) raise_flag(nonfinite, highest);
+  return highest;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    count_first(const List __grid_constant__ list, Workspace work, uint32_t* nonfinite) {
+  const Unit unit = find_unit(list);
+  const Compensation<T> p(list.tensors[unit.tensor]);
+  const int32_t highest =
+      count_tile(work.states[unit.tensor], radix_level(0), [&](int step, int32_t (&keys)[kVector]) {
+        p.keys(vector_start(unit.index, step), 0, p.elements, keys);
+      });
+  raise_flag(nonfinite, highest);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    count_next(const List __grid_constant__ list, Workspace work, int level) {
+  const Unit unit = find_unit(list);
+  const Keys p(list.tensors[unit.tensor]);
+  count_tile(work.states[unit.tensor], radix_level(level),
+             [&](int step, int32_t (&keys)[kVector]) { p.load(unit.index, step, keys); });
 }
 
 // One warp a tensor: the bin, counted from the top, in which the last kept element lies.
@@ -116,21 +143,20 @@ __global__ void descend(const List __grid_constant__ list, Workspace work, int l
 
 __device__ __forceinline__ uint32_t warp_sum(uint32_t v) { return __reduce_add_sync(kAllLanes, v); }
 
-template <typename T>
 __global__ void __launch_bounds__(kThreads)
     tally(const List __grid_constant__ list, Workspace work) {
   __shared__ Tally sums;
   if (threadIdx.x == 0) sums = {0, 0};
   __syncthreads();
   const Unit unit = find_unit(list);
-  const Tensor<T> tensor(list.tensors[unit.tensor]);
+  const Keys p(list.tensors[unit.tensor]);
   const int32_t threshold = work.states[unit.tensor].key;
   uint32_t above = 0;
   uint32_t equal = 0;
 #pragma unroll Policy::Exact::kUnroll
   for (int step = 0; step < kVectors; ++step) {
     int32_t keys[kVector];
-    tensor.keys(unit.index, step, keys);
+    p.load(unit.index, step, keys);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       above += keys[i] > threshold;
@@ -197,18 +223,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <typename T>
 __global__ void __launch_bounds__(kThreads)
     emit(const List __grid_constant__ list, Workspace work) {
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
-  const Tensor<T> tensor(t);
+  const Keys p(t);
   const int32_t threshold = work.states[unit.tensor].key;
   const uint32_t ties = static_cast<uint32_t>(work.states[unit.tensor].ties);
   Tally total = work.tallies[blockIdx.x];
   for (int step = 0; step < kVectors; ++step) {
     int32_t keys[kVector];
-    const int64_t at = tensor.keys(unit.index, step, keys);
+    const int64_t at = p.load(unit.index, step, keys);
     Tally mine = {0, 0};
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -244,12 +269,16 @@ int32_t launch_exact(const scalecom_tensor* tensors, int64_t count, uint32_t* no
   return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
     const unsigned tensors_here = static_cast<unsigned>(list.count);
     for (int level = 0; level < kRadixLevelCount; ++level) {
-      start_kernel(count_bins<T>, blocks, kThreads, stream, list, work, level, nonfinite);
+      if (level == 0) {
+        start_kernel(count_first<T>, blocks, kThreads, stream, list, work, nonfinite);
+      } else {
+        start_kernel(count_next, blocks, kThreads, stream, list, work, level);
+      }
       start_kernel(descend, tensors_here, kWarp, stream, list, work, level);
     }
-    start_kernel(tally<T>, blocks, kThreads, stream, list, work);
+    start_kernel(tally, blocks, kThreads, stream, list, work);
     start_kernel(scan, tensors_here, kThreads, stream, list, work);
-    start_kernel(emit<T>, blocks, kThreads, stream, list, work);
+    start_kernel(emit, blocks, kThreads, stream, list, work);
     work.states += list.count;
     work.tallies += blocks;
   });

@@ -1,4 +1,4 @@
-// Finite check, gather, filter and scatter on CUDA.
+// All but selection on CUDA: compensate, gather, filter, scatter, descend.
 #include "core/cuda/launch.cuh"
 #include "core/validate.h"
 #include "scalecom/scalecom_cuda.h"
@@ -13,35 +13,21 @@ SCALECOM_HD int64_t tile_count(const scalecom_tensor& t) { return ceil_div(t.ele
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    check(const List __grid_constant__ list, uint32_t* nonfinite) {
+    compensate(const List __grid_constant__ list, uint32_t* nonfinite) {
   const Unit unit = find_unit(list);
-  const scalecom_tensor& t = list.tensors[unit.tensor];
-  const T* gradient = static_cast<const T*>(t.gradient);
-  const bool compensated = t.residual != nullptr;
-  const bool aligned = vector_aligned(gradient) && vector_aligned(t.residual);
+  const Compensation<T> p(list.tensors[unit.tensor]);
   int32_t highest = 0;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int64_t at = unit.index * kTile + (v * kThreads + threadIdx.x) * kVector;
-    if (aligned && at + kVector <= t.elements) {
-      const Vector g = load_vector(gradient + at);
-      const Vector m = compensated ? load_vector(t.residual + at) : Vector{};
+    int32_t keys[kVector];
+    p.keys(at, 0, p.elements, keys);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        highest = max(highest, key_of(__fadd_rn(m.lane[i], g.lane[i])));
-      }
-    } else {
-      const int64_t end = minimum(at + kVector, t.elements);
-      for (int64_t e = at; e < end; ++e) {
-        const float m = compensated ? t.residual[e] : 0.0f;
-        highest = max(highest, key_of(__fadd_rn(m, to_float(gradient[e]))));
-      }
-    }
+    for (int i = 0; i < kVector; ++i) highest = max(highest, keys[i]);
   }
   raise_flag(nonfinite, highest);
 }
 
-template <typename T>
 __global__ void __launch_bounds__(kThreads)
     gather(const List __grid_constant__ list, int32_t wire_type, float wire_limit) {
   const Unit unit = find_unit(list);
@@ -49,10 +35,52 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t entry = unit.index * kThreads + threadIdx.x;
   if (entry >= kept_count(t)) return;
   const int64_t element = entry_element(t, entry / t.chunk_keep, entry);
-  const float p = element < 0 ? __int_as_float(0x7fc00000)
-                              : __fadd_rn(t.residual[element],
-                                          to_float(static_cast<const T*>(t.gradient)[element]));
-  wire_store(t.values, wire_type, entry, wire_limited(p, wire_limit));
+  if (element < 0) {
+    wire_store(t.values, wire_type, entry, __int_as_float(0x7fc00000));
+    return;
+  }
+  const float p = t.compensated[element];
+  const float sent = wire_limited(p, wire_limit);
+  wire_store(t.values, wire_type, entry, sent);
+  t.compensated[element] = __fsub_rn(p, wire_round(sent, wire_type));
+}
+
+__global__ void __launch_bounds__(kThreads) filter(const List __grid_constant__ list, float beta) {
+  const Unit unit = find_unit(list);
+  const scalecom_tensor& t = list.tensors[unit.tensor];
+  const bool aligned =
+      vector_aligned(t.residual) && vector_aligned(static_cast<const float*>(t.compensated));
+  const float forget = __fsub_rn(1.0f, beta);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t at = unit.index * kTile + (v * kThreads + threadIdx.x) * kVector;
+    const auto filtered = [=](float m, float unsent) {
+      return __fadd_rn(__fmul_rn(forget, m), __fmul_rn(beta, unsent));
+    };
+    if (aligned && at + kVector <= t.elements) {
+      const Vector m = load_vector(t.residual + at);
+      Vector u = load_vector(static_cast<const float*>(t.compensated) + at);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) u.lane[i] = filtered(m.lane[i], u.lane[i]);
+      store_vector(t.compensated + at, u);
+    } else {
+      const int64_t end = minimum(at + kVector, t.elements);
+      for (int64_t e = at; e < end; ++e) {
+        t.compensated[e] = filtered(t.residual[e], t.compensated[e]);
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    descend(const ListOf<scalecom_slices> __grid_constant__ list, const float* learning_rate) {
+  const Unit unit = find_unit(list);
+  const scalecom_slices& s = list.tensors[unit.tensor];
+  const int64_t i = unit.index * kThreads + threadIdx.x;
+  if (i >= s.size) return;
+  const int64_t element = s.indices[i];
+  if (element < 0 || element >= s.elements) return;
+  s.variable[element] = __fsub_rn(s.variable[element], __fmul_rn(s.values[i], *learning_rate));
 }
 
 __global__ void write_flag(const uint32_t* nonfinite, int32_t wire_type, void* flag) {
@@ -77,47 +105,19 @@ __device__ int64_t warp_lower_bound(const scalecom_tensor& t, int64_t begin, int
   return begin;
 }
 
-struct FinishOptions {
-  int32_t wire_type;
-  float wire_limit;
-  float beta;
-};
-
-// Filter and scatter of one tile. Slot e of shared memory says which entry selected element
-// e of the tile, if any: every element is then read and written once, by one thread.
-template <typename T, bool kFilter, bool kScatter>
-__global__ void __launch_bounds__(kThreads, Policy::Finish::kBlocks)
-    finish(const List __grid_constant__ list, FinishOptions options) {
+// Scatter of one tile. Slot e of shared memory says which entry selected element e of the tile, if
+// any: every element is then written once, by one thread.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    scatter(const List __grid_constant__ list, int32_t wire_type) {
   alignas(16) __shared__ uint16_t slots[kTile];
   __shared__ int64_t found[2];
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const int64_t begin = unit.index * kTile;
   const int64_t end = minimum(begin + kTile, t.elements);
-  const T* gradient = static_cast<const T*>(t.gradient);
   T* output = static_cast<T*>(t.output);
-  const bool aligned = (!kFilter || (vector_aligned(gradient) && vector_aligned(t.residual))) &&
-                       (!kScatter || vector_aligned(output));
-
-  // The loads of the sweep start here and are on their way while the slots are filled.
-  Vector m[kVectors];
-  Vector g[kVectors];
-  if (kFilter) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int64_t at = begin + (v * kThreads + threadIdx.x) * kVector;
-      if (aligned && at + kVector <= end) {
-        m[v] = load_vector(t.residual + at);
-        g[v] = load_vector(gradient + at);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          m[v].lane[i] = at + i < end ? t.residual[at + i] : 0.0f;
-          g[v].lane[i] = at + i < end ? to_float(gradient[at + i]) : 0.0f;
-        }
-      }
-    }
-  }
+  const bool aligned = vector_aligned(output);
 
   // Entries of the chunks that reach into the tile; of a long list of increasing offsets,
   // those that do so themselves.
@@ -153,55 +153,26 @@ __global__ void __launch_bounds__(kThreads, Policy::Finish::kBlocks)
   }
   __syncthreads();
 
-  const float forget = __fsub_rn(1.0f, options.beta);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int local = (v * kThreads + threadIdx.x) * kVector;
     const int64_t at = begin + local;
     const ushort4 packed = *reinterpret_cast<const ushort4*>(slots + local);
     const uint16_t slot[kVector] = {packed.x, packed.y, packed.z, packed.w};
-    Vector residual;
     Vector dense;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      if (kFilter) {
-        residual.lane[i] = __fadd_rn(m[v].lane[i], __fmul_rn(options.beta, g[v].lane[i]));
-      }
-      dense.lane[i] = 0.0f;
-      if (slot[i] == 0) continue;
-      const int64_t entry = first + slot[i] - 1;
-      if (kFilter) {
-        const float p = __fadd_rn(m[v].lane[i], g[v].lane[i]);
-        const float sent = wire_round(wire_limited(p, options.wire_limit), options.wire_type);
-        const float unsent = __fsub_rn(p, sent);
-        residual.lane[i] =
-            __fadd_rn(__fmul_rn(forget, m[v].lane[i]), __fmul_rn(options.beta, unsent));
-      }
-      if (kScatter) dense.lane[i] = wire_load(t.reduced, options.wire_type, entry);
+      dense.lane[i] = slot[i] == 0 ? 0.0f : wire_load(t.reduced, wire_type, first + slot[i] - 1);
     }
     if (aligned && at + kVector <= end) {
-      if (kFilter) store_vector(t.residual + at, residual);
-      if (kScatter) store_vector(output + at, dense);
+      store_vector(output + at, dense);
     } else {
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        if (at + i >= end) continue;
-        if (kFilter) t.residual[at + i] = residual.lane[i];
-        if (kScatter) output[at + i] = from_float<T>(dense.lane[i]);
+        if (at + i < end) output[at + i] = from_float<T>(dense.lane[i]);
       }
     }
   }
-}
-
-template <bool kFilter, bool kScatter>
-int32_t launch_finish(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,
-                      FinishOptions options, void* stream) {
-  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
-    return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
-      start_kernel(finish<decltype(zero), kFilter, kScatter>, blocks, kThreads, stream, list,
-                   options);
-    });
-  });
 }
 
 }  // namespace
@@ -211,34 +182,31 @@ using namespace scalecom;  // NOLINT: this part of the file is the outside of th
 
 extern "C" {
 
-int32_t scalecom_compensated_check_cuda(const scalecom_tensor* tensors, int64_t count,
-                                        int32_t gradient_type, uint32_t* nonfinite, void* stream) {
-  if (!tensors_valid(tensors, count, kGradient | kResidualOrNull, gradient_type) ||
+int32_t scalecom_gradients_compensate_cuda(const scalecom_tensor* tensors, int64_t count,
+                                           int32_t gradient_type, uint32_t* nonfinite,
+                                           void* stream) {
+  if (!tensors_valid(tensors, count, kGradient | kResidual | kCompensated, gradient_type) ||
       !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
     return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
-      start_kernel(check<decltype(zero)>, blocks, kThreads, stream, list, nonfinite);
+      start_kernel(compensate<decltype(zero)>, blocks, kThreads, stream, list, nonfinite);
     });
   });
 }
 
 int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t count,
-                                    int32_t gradient_type, int32_t wire_type, float wire_limit,
-                                    void* stream) {
-  if (!limit_valid(wire_limit) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kValues, gradient_type,
-                     wire_type)) {
+                                    int32_t wire_type, float wire_limit, void* stream) {
+  if (!limit_valid(wire_limit) || !tensors_valid(tensors, count, kCompensated | kOffsets | kValues,
+                                                 SCALECOM_FLOAT32, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
   const auto blocks_for = [](const scalecom_tensor& t) {
     return ceil_div(kept_count(t), kThreads);
   };
-  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
-    return launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
-      start_kernel(gather<decltype(zero)>, blocks, kThreads, stream, list, wire_type, wire_limit);
-    });
+  return launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
+    start_kernel(gather, blocks, kThreads, stream, list, wire_type, wire_limit);
   });
 }
 
@@ -249,15 +217,15 @@ int32_t scalecom_flag_write_cuda(const uint32_t* nonfinite, int32_t wire_type, v
   return cudaPeekAtLastError() == cudaSuccess ? SCALECOM_OK : SCALECOM_DEVICE_ERROR;
 }
 
-int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t count,
-                                       int32_t gradient_type, int32_t wire_type, float wire_limit,
-                                       float beta, void* stream) {
-  if (!limit_valid(wire_limit) || !beta_valid(beta) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type, wire_type)) {
+int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t count, float beta,
+                                       void* stream) {
+  if (!beta_valid(beta) || !tensors_valid(tensors, count, kResidual | kCompensated)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return launch_finish<true, false>(tensors, count, gradient_type, {wire_type, wire_limit, beta},
-                                    stream);
+  if (beta == 1.0f) return SCALECOM_OK;
+  return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
+    start_kernel(filter, blocks, kThreads, stream, list, beta);
+  });
 }
 
 int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t count,
@@ -265,19 +233,22 @@ int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t co
   if (!tensors_valid(tensors, count, kOffsets | kReduced | kOutput, gradient_type, wire_type)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return launch_finish<false, true>(tensors, count, gradient_type, {wire_type, 1.0f, 1.0f}, stream);
+  return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
+    return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
+      start_kernel(scatter<decltype(zero)>, blocks, kThreads, stream, list, wire_type);
+    });
+  });
 }
 
-int32_t scalecom_updates_apply_cuda(const scalecom_tensor* tensors, int64_t count,
-                                    int32_t gradient_type, int32_t wire_type, float wire_limit,
-                                    float beta, void* stream) {
-  if (!limit_valid(wire_limit) || !beta_valid(beta) ||
-      !tensors_valid(tensors, count, kGradient | kResidual | kOffsets | kReduced | kOutput,
-                     gradient_type, wire_type)) {
+int32_t scalecom_variables_descend_cuda(const scalecom_slices* slices, int64_t count,
+                                        const float* learning_rate, void* stream) {
+  if (!slices_valid(slices, count) || !pointer_valid(learning_rate, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  return launch_finish<true, true>(tensors, count, gradient_type, {wire_type, wire_limit, beta},
-                                   stream);
+  const auto blocks_for = [](const scalecom_slices& s) { return ceil_div(s.size, kThreads); };
+  return launch_lists(slices, count, blocks_for, [&](const auto& list, unsigned blocks) {
+    start_kernel(descend, blocks, kThreads, stream, list, learning_rate);
+  });
 }
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-// A list of tensors as the parameter of one launch.
+// A list of tensors, or of slices of variables, as the parameter of one launch.
 #ifndef SCALECOM_CORE_CUDA_LAUNCH_CUH_
 #define SCALECOM_CORE_CUDA_LAUNCH_CUH_
 
@@ -13,11 +13,13 @@ constexpr int kListTensors = Policy::kListTensors;
 
 // A parameter of the kernel: no table to allocate, copy or keep alive. Block b works on unit b -
 // first[i] of its tensor i.
-struct List {
+template <typename Tensor>
+struct ListOf {
   int64_t first[kListTensors + 1];
-  scalecom_tensor tensors[kListTensors];
+  Tensor tensors[kListTensors];
   int32_t count;
 };
+using List = ListOf<scalecom_tensor>;
 static_assert(sizeof(List) + 64 <= 32764, "a launch takes at most 32,764 bytes");
 
 // kernel<<<blocks, threads, 0, stream>>>(arguments...). Without nvcc there is no such syntax:
@@ -35,7 +37,8 @@ struct Unit {
   int64_t index;
 };
 
-__device__ __forceinline__ Unit find_unit(const List& list) {
+template <typename Tensor>
+__device__ __forceinline__ Unit find_unit(const ListOf<Tensor>& list) {
   const int64_t unit = blockIdx.x;
   const int tensor = static_cast<int>(unit_owner(list.first, list.count, unit));
   return {tensor, unit - list.first[tensor]};
@@ -43,11 +46,11 @@ __device__ __forceinline__ Unit find_unit(const List& list) {
 
 // Splits tensors into lists; calls launch(list, blocks) for each that has work. units(t) is
 // the number of blocks for a tensor.
-template <typename Units, typename Launch>
-int32_t launch_lists(const scalecom_tensor* tensors, int64_t count, const Units& units,
+template <typename Tensor, typename Units, typename Launch>
+int32_t launch_lists(const Tensor* tensors, int64_t count, const Units& units,
                      const Launch& launch) {
   for (int64_t start = 0; start < count; start += kListTensors) {
-    List list;
+    ListOf<Tensor> list;
     list.count = static_cast<int32_t>(minimum(kListTensors, count - start));
     list.first[0] = 0;
     for (int i = 0; i < list.count; ++i) {

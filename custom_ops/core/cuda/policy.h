@@ -38,10 +38,8 @@ struct Policy {
     // Vectors of a lane in a tile: 4 KiB of keys in shared memory for each warp. As many as make a
     // column's keys (kRows * kVector) one for each lane.
     static constexpr int kRows = 8;
-    // Blocks on a multiprocessor; 0 leaves it to ptxas, which counts on five for 9.0 and would
-    // spill with 8-byte gradients (48 registers, where they take 56).
-    template <typename T>
-    static constexpr int kBlocks = sizeof(T) == 8 ? 4 : 0;
+    // Blocks on a multiprocessor: ptxas counts on five for 9.0, and would spill.
+    static constexpr int kBlocks = 4;
   };
 
   // Exact selection.
@@ -52,12 +50,10 @@ struct Policy {
     static constexpr int kUnroll = 4;
   };
 
-  // Finite check, filter and scatter.
+  // Compensate, filter and scatter.
   struct Finish {
     // Vectors that a thread takes of a tile, all loaded before the first is used.
     static constexpr int kVectors = 4;
-    // Blocks of filter and scatter on a multiprocessor: for a fourth, ptxas would spill.
-    static constexpr int kBlocks = 3;
   };
 };
 

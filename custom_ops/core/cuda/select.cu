@@ -21,9 +21,7 @@ __global__ void __launch_bounds__(kThreads)
     select_one(const List __grid_constant__ list, uint32_t* nonfinite) {
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
-  const T* gradient = static_cast<const T*>(t.gradient);
-  const float* residual = t.residual;
-  const bool aligned = vector_aligned(gradient) && vector_aligned(residual);
+  const Compensation<T> p(t);
   const int lanes = lanes_for(t);
   const int lane = threadIdx.x % lanes;
   const int64_t chunks = chunk_count(t);
@@ -40,7 +38,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll Policy::SelectOne::kUnroll
       for (int64_t at = (begin / kVector + lane) * kVector; at < end; at += lanes * kVector) {
         int32_t keys[kVector];
-        load_keys(gradient, residual, aligned, t.elements, at, begin, end, keys);
+        p.keys(at, begin, end, keys);
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           if (keys[i] > best) {
@@ -104,7 +102,7 @@ __device__ __forceinline__ Entry merge(Entry list, Entry later, Entry* staging) 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks<T>)
+__global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks)
     select_few(const List __grid_constant__ list, uint32_t* nonfinite) {
   alignas(16) __shared__ int32_t tiles[kWarps][kRows * kRowKeys];
   __shared__ Entry stagings[kWarps][SCALECOM_MAX_CHUNK_KEEP];
@@ -114,9 +112,7 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks<T>)
   const int lane = threadIdx.x % kWarp;
   const int64_t chunk = unit.index * kWarps + warp;
   if (chunk >= chunk_count(t)) return;
-  const T* gradient = static_cast<const T*>(t.gradient);
-  const float* residual = t.residual;
-  const bool aligned = vector_aligned(gradient) && vector_aligned(residual);
+  const Compensation<T> p(t);
   const int64_t begin = chunk * t.chunk_size;
   const int64_t end = begin + chunk_length(t, chunk);
   const int keep = static_cast<int>(chunk_kept(t, chunk));
@@ -131,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks<T>)
     for (int row = 0; row < kRows; ++row) {
       const int64_t at = (base + row * kWarp + lane) * kVector;
       int32_t keys[kVector] = {-1, -1, -1, -1};
-      if (at < end) load_keys(gradient, residual, aligned, t.elements, at, begin, end, keys);
+      if (at < end) p.keys(at, begin, end, keys);
       *reinterpret_cast<int4*>(tile + row * kRowKeys + lane * kVector) =
           make_int4(keys[0], keys[1], keys[2], keys[3]);
 #pragma unroll
@@ -227,7 +223,8 @@ int64_t scalecom_offsets_workspace_cuda(const scalecom_tensor* tensors, int64_t 
 int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors, int64_t count,
                                      int32_t selection, int32_t gradient_type, uint32_t* nonfinite,
                                      void* workspace, int64_t workspace_bytes, void* stream) {
-  if (!tensors_valid(tensors, count, kGradient | kResidual | kOffsets, gradient_type) ||
+  if (!tensors_valid(tensors, count, kGradient | kResidual | kCompensated | kOffsets,
+                     gradient_type) ||
       !pointer_valid(nonfinite, 4)) {
     return SCALECOM_INVALID_ARGUMENT;
   }

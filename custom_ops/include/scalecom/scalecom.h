@@ -3,13 +3,18 @@
  * One step of the algorithm, for a list of tensors that are exchanged together
  * (p = residual + gradient, computed in float32):
  *
- *   select   offsets of the k largest |p| in each chunk
- *   check    is every p finite?
- *   gather   p at those offsets, in the type that travels
- *   flag     one more value to travel: not finite if a p is not
- *   filter   residual' = residual + beta * gradient                            elsewhere
- *            residual' = (1 - beta) * residual + beta * (p - sent)             where selected
- *   scatter  output = reduced where selected, 0 elsewhere
+ *   compensate  p, in an array of its own or in the gradient's; is every p finite?
+ *   select      the same, and offsets of the k largest |p| in each chunk
+ *   gather      p at those offsets, in the type that travels; there p - sent takes its place
+ *   flag        one more value to travel: not finite if a p is not
+ *   filter      residual' = (1 - beta) * residual + beta * (p - sent), sent being 0 where not
+ *               selected, in the place of p - sent: with beta = 1 it is there already
+ *   scatter     output = reduced where selected, 0 elsewhere
+ *   descend     variable -= learning_rate * value at some indices
+ *
+ * So a step writes next step's residual beside this step's, which stands until all is known to be
+ * finite. A float32 gradient, residual and p take 12 bytes an element to move, and that is all but
+ * the output.
  *
  * Promises that hold for every function, on every instruction set and device:
  *
@@ -30,13 +35,11 @@
  * - NaN and infinity: NaN > infinity > finite, and every NaN is equal to every other.
  *   Offsets are as ever; the `nonfinite` flag says not to use them.
  * - An offset out of its chunk's range (corrupt input) is never used as an address:
- *   gather yields NaN there, filter and scatter pass over it. Offsets given to gather,
- *   filter and scatter are otherwise taken to be distinct within a chunk.
+ *   gather yields NaN there, scatter and descend pass over it. Offsets given to gather and
+ *   scatter are otherwise taken to be distinct within a chunk, indices given to descend distinct.
  * - Conversions round to nearest even. A finite value stays finite: on its way to
  *   float16 or bfloat16 it saturates. NaN and infinity pass.
- * - `sent` above is what gather wrote, to the bit, and is worked out again from gradient and
- *   residual: the values may be reduced in place or be gone by then. So nothing changes
- *   gradient or residual between gather and filter, and both get the same wire.
+ * - `sent` above is what gather wrote, to the bit.
  * - The wire is a type and a limit. Before its conversion a finite p becomes at most
  *   wire_limit in magnitude, a number of that type, so that a sum of several stays finite;
  *   wire_limit > 0, INFINITY for none.
@@ -107,17 +110,18 @@ enum { SCALECOM_MAX_CHUNK_KEEP = 16 };
  * Pointers are aligned to their element; aligned to 64 bytes is fastest. A pointer that a
  * function does not name may be null. */
 typedef struct scalecom_tensor {
-  int64_t elements;     /* >= 0; may exceed 2^31 */
-  int64_t chunk_size;   /* 1 .. 2^(8 * offset_bytes) */
-  int64_t chunk_keep;   /* 1 .. chunk_size */
-  int64_t tail_keep;    /* 1 .. length of the short last chunk; ignored without one */
-  int64_t offset_bytes; /* 1, 2 or 4: the width of an unsigned little-endian offset */
-  const void* gradient; /* [elements], gradient type */
-  float* residual;      /* [elements] */
-  void* offsets;        /* [kept], offset_bytes each */
-  void* values;         /* [kept], wire type: what gather writes, to be sent */
-  const void* reduced;  /* [kept], wire type: what came back from the reduction */
-  void* output;         /* [elements], gradient type */
+  int64_t elements;      /* >= 0; may exceed 2^31 */
+  int64_t chunk_size;    /* 1 .. 2^(8 * offset_bytes) */
+  int64_t chunk_keep;    /* 1 .. chunk_size */
+  int64_t tail_keep;     /* 1 .. length of the short last chunk; ignored without one */
+  int64_t offset_bytes;  /* 1, 2 or 4: the width of an unsigned little-endian offset */
+  const void* gradient;  /* [elements], gradient type */
+  const float* residual; /* [elements] */
+  float* compensated;  /* [elements]: p, then p - sent, then residual'; may be a float32 gradient */
+  void* offsets;       /* [kept], offset_bytes each */
+  void* values;        /* [kept], wire type: what gather writes, to be sent */
+  const void* reduced; /* [kept], wire type: what came back from the reduction */
+  void* output;        /* [elements], gradient type */
 } scalecom_tensor;
 
 /* How a CPU function runs its tasks. `run` must call task(context, i) exactly once for
@@ -147,14 +151,20 @@ SCALECOM_API int64_t scalecom_tensor_kept(const scalecom_tensor* tensor);
  * variable SCALECOM_ISA, read once, can ask for a lesser one. */
 SCALECOM_API const char* scalecom_cpu_isa(void);
 
+/* Reads gradient, residual; writes compensated.
+ * Sets *nonfinite to 1 if any p is NaN or infinite (so also if a gradient is), and
+ * never to 0: the caller does, and may accumulate over calls. */
+SCALECOM_API int32_t scalecom_gradients_compensate_cpu(const scalecom_tensor* tensors,
+                                                       int64_t count, int32_t gradient_type,
+                                                       uint32_t* nonfinite,
+                                                       const scalecom_executor* executor);
+
 /* Bytes that a selection needs besides its arguments; -1 for an unknown one or an invalid layout.
  */
 SCALECOM_API int64_t scalecom_offsets_workspace_cpu(const scalecom_tensor* tensors, int64_t count,
                                                     int32_t selection);
 
-/* Reads gradient, residual; writes offsets.
- * Sets *nonfinite to 1 if any p is NaN or infinite (so also if a gradient is), and
- * never to 0: the caller does, and may accumulate over calls.
+/* Reads gradient, residual; writes compensated, offsets; flags as compensate does.
  * The workspace is 16-byte aligned, and may be null where none is needed. */
 SCALECOM_API int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors, int64_t count,
                                                  int32_t selection, int32_t gradient_type,
@@ -162,15 +172,9 @@ SCALECOM_API int32_t scalecom_offsets_select_cpu(const scalecom_tensor* tensors,
                                                  int64_t workspace_bytes,
                                                  const scalecom_executor* executor);
 
-/* Reads gradient, residual; flags a p as select does. A null residual is one of zeros. */
-SCALECOM_API int32_t scalecom_compensated_check_cpu(const scalecom_tensor* tensors, int64_t count,
-                                                    int32_t gradient_type, uint32_t* nonfinite,
-                                                    const scalecom_executor* executor);
-
-/* Reads gradient, residual, offsets; writes values, in wire_type (not FLOAT64). */
+/* Reads offsets; writes values, in wire_type (not FLOAT64); updates compensated. */
 SCALECOM_API int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, int64_t count,
-                                                int32_t gradient_type, int32_t wire_type,
-                                                float wire_limit,
+                                                int32_t wire_type, float wire_limit,
                                                 const scalecom_executor* executor);
 
 /* Writes *flag, in wire_type: 0 if *nonfinite is 0, else infinity. It may lie behind the
@@ -178,22 +182,29 @@ SCALECOM_API int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, 
 SCALECOM_API int32_t scalecom_flag_write_cpu(const uint32_t* nonfinite, int32_t wire_type,
                                              void* flag);
 
-/* Reads gradient, offsets; updates residual. 0 < beta <= 1. */
+/* Reads residual; updates compensated, which gather has left. 0 < beta <= 1; with 1 there is
+ * nothing to do. */
 SCALECOM_API int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t count,
-                                                   int32_t gradient_type, int32_t wire_type,
-                                                   float wire_limit, float beta,
-                                                   const scalecom_executor* executor);
+                                                   float beta, const scalecom_executor* executor);
 
 /* Reads offsets, reduced; writes output. */
 SCALECOM_API int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t count,
                                                   int32_t gradient_type, int32_t wire_type,
                                                   const scalecom_executor* executor);
 
-/* residuals_filter and outputs_scatter in one pass. output may be gradient itself. */
-SCALECOM_API int32_t scalecom_updates_apply_cpu(const scalecom_tensor* tensors, int64_t count,
-                                                int32_t gradient_type, int32_t wire_type,
-                                                float wire_limit, float beta,
-                                                const scalecom_executor* executor);
+/* Some elements of a variable, and a gradient that is 0 elsewhere. */
+typedef struct scalecom_slices {
+  int64_t elements;       /* of the variable */
+  int64_t size;           /* of the arrays below */
+  float* variable;        /* [elements] */
+  const int64_t* indices; /* [size] */
+  const float* values;    /* [size] */
+} scalecom_slices;
+
+/* Updates variables: each product with *learning_rate rounded, then each difference. */
+SCALECOM_API int32_t scalecom_variables_descend_cpu(const scalecom_slices* slices, int64_t count,
+                                                    const float* learning_rate,
+                                                    const scalecom_executor* executor);
 
 #ifdef __cplusplus
 }

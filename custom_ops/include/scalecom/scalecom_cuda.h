@@ -2,12 +2,12 @@
  * promises, the same results to the bit.
  *
  * The list of tensors is in host memory and is read before the function returns; the
- * pointers in it, `nonfinite`, `flag` and `workspace` are device memory. `stream` is a
- * cudaStream_t. Work is queued on it and not waited for; errors of the work itself surface at the
- * caller's next synchronisation. A list is one launch (one for every 256 tensors); exact
+ * pointers in it, `nonfinite`, `flag`, `learning_rate` and `workspace` are device memory. `stream`
+ * is a cudaStream_t. Work is queued on it and not waited for; errors of the work itself surface at
+ * the caller's next synchronisation. A list is one launch (one for every 256 tensors); exact
  * selection is a fixed number of launches.
  *
- * Gradient, residual and output are read and written 128 bits at a time (64 for 16-bit
+ * Gradient, residual, p and output are read and written 128 bits at a time (64 for 16-bit
  * types) where they are aligned to 16 bytes, else element by element.
  */
 #ifndef SCALECOM_SCALECOM_CUDA_H_
@@ -19,6 +19,10 @@
 extern "C" {
 #endif
 
+SCALECOM_API int32_t scalecom_gradients_compensate_cuda(const scalecom_tensor* tensors,
+                                                        int64_t count, int32_t gradient_type,
+                                                        uint32_t* nonfinite, void* stream);
+
 SCALECOM_API int64_t scalecom_offsets_workspace_cuda(const scalecom_tensor* tensors, int64_t count,
                                                      int32_t selection);
 SCALECOM_API int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors, int64_t count,
@@ -26,28 +30,21 @@ SCALECOM_API int32_t scalecom_offsets_select_cuda(const scalecom_tensor* tensors
                                                   uint32_t* nonfinite, void* workspace,
                                                   int64_t workspace_bytes, void* stream);
 
-SCALECOM_API int32_t scalecom_compensated_check_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                     int32_t gradient_type, uint32_t* nonfinite,
-                                                     void* stream);
-
 SCALECOM_API int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                 int32_t gradient_type, int32_t wire_type,
-                                                 float wire_limit, void* stream);
+                                                 int32_t wire_type, float wire_limit, void* stream);
 
 SCALECOM_API int32_t scalecom_flag_write_cuda(const uint32_t* nonfinite, int32_t wire_type,
                                               void* flag, void* stream);
 
 SCALECOM_API int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                    int32_t gradient_type, int32_t wire_type,
-                                                    float wire_limit, float beta, void* stream);
+                                                    float beta, void* stream);
 
 SCALECOM_API int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t count,
                                                    int32_t gradient_type, int32_t wire_type,
                                                    void* stream);
 
-SCALECOM_API int32_t scalecom_updates_apply_cuda(const scalecom_tensor* tensors, int64_t count,
-                                                 int32_t gradient_type, int32_t wire_type,
-                                                 float wire_limit, float beta, void* stream);
+SCALECOM_API int32_t scalecom_variables_descend_cuda(const scalecom_slices* slices, int64_t count,
+                                                     const float* learning_rate, void* stream);
 
 #ifdef __cplusplus
 }
