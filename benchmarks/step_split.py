@@ -118,7 +118,8 @@ def main():
     times = middle_mean([split(*step, events) for *step, name in events if name == STEP])
     print(
         f"{arguments.model}, {strategy.num_replicas_in_sync} workers, {os.cpu_count()} cores, "
-        f"{arguments.chunk_keep} of each {100 * arguments.chunk_keep}, load {os.getloadavg()[0]:.1f}"
+        f"{arguments.chunk_keep} of each {100 * arguments.chunk_keep}, "
+        f"load {os.getloadavg()[0]:.1f}"
     )
     print("| phase | ms | share |\n|---|---|---|")
     total = sum(times.values())

@@ -2,8 +2,9 @@
 
     python benchmarks/twin.py
 
-A step is all kernels of one replica, and its gradient. All run in turn, round after round, so that the machine's other load weighs on all alike; what
-counts is the median over rounds of the twin's time to the native one's.
+A step is all kernels of one replica, and its gradient. All run in turn, round after round, so that
+the machine's other load weighs on all alike; what counts is the median over rounds of the twin's
+time to the native one's.
 """
 
 import argparse

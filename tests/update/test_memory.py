@@ -1,4 +1,4 @@
-"""Whose memory a compressed step uses: buffers change hands, and nothing is allocated of their size.
+"""Whose memory a compressed step uses: buffers change hands, and none of their size is new.
 
 A step takes no more than its gradients: theirs become the residuals', and those that the residuals
 had hold the dense sums.

@@ -59,12 +59,13 @@ class Kernels(Protocol):
     Attributes:
         name: the value of TF_SCALECOM_BACKEND that asks for it.
         title: what messages call it, as in "native kernels".
-        descends: whether it has `descend`, which another back end need not have.
+        descends_in_place: whether its `descend` leaves alone what does not change, and so is faster
+            than an optimizer's own update.
     """
 
     name: str
     title: str
-    descends: bool
+    descends_in_place: bool
 
     def suits(self) -> tuple[bool, str]:
         """Whether "auto" should take it for the devices in sight; and in words, why."""

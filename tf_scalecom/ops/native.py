@@ -18,7 +18,7 @@ from tf_scalecom.wire.layout import Layout, TensorLayout
 
 name = "native"
 title = "native kernels"
-descends = True
+descends_in_place = True
 
 LIBRARY = pathlib.Path(__file__).with_name("libscalecom_ops.so")
 # Largest `chunk_keep` of the chunk-wise kernels.

@@ -16,7 +16,7 @@ from tf_scalecom.wire.selection import MAX_CHUNK_SIZE
 
 name = "xla"
 title = "plain TensorFlow kernels"
-descends = False
+descends_in_place = False
 
 # Width of an offset in bytes -> its type.
 _OFFSET_DTYPES = {1: tf.uint8, 2: tf.uint16, 4: tf.int32}
@@ -136,6 +136,17 @@ def slices(words: tf.Tensor, reduced: tf.Tensor, layout: Layout) -> list[tf.Inde
         tf.IndexedSlices(tf.cast(v, t.dtype), i, tf.constant([t.elements], i.dtype))
         for v, i, t in zip(values, flat_indices(words, layout), tensors, strict=True)
     ]
+
+
+def descend(
+    variables: Sequence[tf.Variable],
+    slices: Sequence[tf.IndexedSlices],
+    learning_rate: tf.Tensor,
+) -> None:
+    """See `Kernels`."""
+    for variable, of_variable in zip(variables, slices, strict=True):
+        gradient = tf.reshape(tf.convert_to_tensor(of_variable), variable.shape)
+        variable.assign_sub(gradient * learning_rate)
 
 
 def pack_offsets(offsets: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:

@@ -34,7 +34,7 @@ def descending(
         and not inner.weight_decay
         and not inner.use_ema
     )
-    if not (is_plain and method.has_slices and ops.backend()[0].descends):
+    if not (is_plain and method.has_slices and ops.backend()[0].descends_in_place):
         return ()
     return tuple(
         i
