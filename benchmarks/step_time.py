@@ -5,7 +5,7 @@
 All arms run in the same processes, round after round, so that the machine's other load hits them
 alike; what counts is the ratio of medians. Models and batch are those that peers are commonly
 measured with: dense ReLU layers, batch 32 per worker, synthetic data. "dense MWMS" is TensorFlow's
-own strategy.
+own strategy; "alone" is one worker's forward, backward and update, with nobody else.
 """
 
 import argparse
@@ -34,7 +34,8 @@ def build_step(strategy, widths, make_optimizer):
         optimizer = make_optimizer() if make_optimizer else None
         if optimizer:
             optimizer.build(model.trainable_variables)
-    rng = np.random.default_rng(strategy.cluster_resolver.task_id or 0)
+    resolver = strategy.cluster_resolver
+    rng = np.random.default_rng(resolver.task_id or 0 if resolver else 0)
     x = tf.constant(rng.normal(size=(BATCH, widths[0])), tf.float32)
     y = tf.constant(rng.integers(0, widths[-1], BATCH))
     variables = model.trainable_variables
@@ -66,18 +67,27 @@ def main():
     stock = tf.distribute.MultiWorkerMirroredStrategy()
     strategy = sc.MultiWorkerMirroredStrategy()
 
+    alone = tf.distribute.OneDeviceStrategy("CPU:0")
+
     def sgd():
         return keras.optimizers.SGD(0.01)
 
-    def compressed(**arguments):
-        return lambda: sc.ScaleComOptimizer(sgd(), 100, **arguments)
+    def adam():
+        return keras.optimizers.Adam(0.001, beta_1=0.0)
+
+    def compressed(make=sgd, **arguments):
+        return lambda: sc.ScaleComOptimizer(make(), 100, **arguments)
 
     arms = {
         "compute only": (strategy, None),
+        "alone, SGD": (alone, sgd),
+        "alone, SGD, wrapped": (alone, compressed()),
         "dense MWMS": (stock, sgd),
         "dense": (strategy, sgd),
         "compressed 100x": (strategy, compressed()),
         "compressed 100x, chunk_keep 10": (strategy, compressed(chunk_keep=10)),
+        "alone, Adam(beta_1=0)": (alone, adam),
+        "compressed 100x, Adam(beta_1=0)": (strategy, compressed(adam)),
     }
     widths = WIDTHS[arguments.model]
     arms = {name: build_step(where, widths, maker) for name, (where, maker) in arms.items()}
@@ -99,11 +109,15 @@ def main():
         f"{arguments.model}, {strategy.num_replicas_in_sync} workers, {os.cpu_count()} cores, "
         f"{sc.ops.backend()[0].name} kernels, load {os.getloadavg()[0]:.1f}"
     )
-    print(f"{'arm':32}{'ms median':>10}{'min':>8}{'max':>8}{'/ dense MWMS':>14}")
+    beside = ("compute only", "dense MWMS")
+    print(
+        f"{'arm':32}{'ms median':>10}{'min':>8}{'max':>8}"
+        + "".join(f"{'/ ' + b:>15}" for b in beside)
+    )
     for name, values in times.items():
         low, high = 1e3 * min(values), 1e3 * max(values)
-        ratio = medians[name] / medians["dense MWMS"]
-        print(f"{name:32}{1e3 * medians[name]:10.1f}{low:8.1f}{high:8.1f}{ratio:14.2f}")
+        ratios = "".join(f"{medians[name] / medians[b]:15.2f}" for b in beside)
+        print(f"{name:32}{1e3 * medians[name]:10.1f}{low:8.1f}{high:8.1f}{ratios}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from tf_scalecom.base.whole_files import write_whole
 
 # Ethernet 14, IPv4 20, TCP with time stamps 32.
 _HEADER_BYTES = 66
+# Of an element: gradient and residual are read, their sum is written.
+PASS_BYTES = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +27,11 @@ class Row:
         payload_mb: the same without the headers of Ethernet, IP and TCP.
         formula_mb: what compression_report() or the ring's formula says; None where there is none.
         floor_ms: forward, backward and update of as many workers at once, nothing exchanged.
-        kernel_ms: the bytes that the kernels read and write / bandwidth of a copy.
+        kernel_ms: the bytes that the kernels read and write / bandwidth of a copy. An update moves
+            as many in a dense step, and none in a compressed one, which is of SGD.
         wire_ms: payload / payload of one TCP flow over such a link.
-        limit_ms: the sum of these three; None where no floor was measured.
+        limit_ms: floor, of which a compressed step has the kernels in place of the update, and
+            wire; None where no floor was measured.
         of_limit: ms / limit_ms.
         others_cores: cores that other programs kept busy meanwhile.
     """
@@ -82,13 +86,13 @@ def _row(cell, measured):
     sent = statistics.median(r["bytes"] for r in rounds)
     payload = statistics.median(r["bytes"] - _HEADER_BYTES * r["packets"] for r in rounds)
     about = measured[cell]["about"]
-    kernel_bytes = _kernel_bytes(about.get("compressed_elements", 0), cell.workers)
+    kernel_bytes = PASS_BYTES * about.get("compressed_elements", 0)
     floor_arm = FLOOR if cell.arm in FRAMEWORKS["tf"] else TORCH_FLOOR
     floor_ms = _median_ms(dataclasses.replace(cell, arm=floor_arm), measured)
     mwms_ms = _median_ms(dataclasses.replace(cell, arm=MWMS), measured)
     kernel_ms = 1e3 * kernel_bytes / conditions["copy_bandwidth"]
     wire_ms = 1e3 * payload / conditions["goodput"][cell.rate]
-    limit_ms = None if floor_ms is None else floor_ms + kernel_ms + wire_ms
+    limit_ms = None if floor_ms is None else floor_ms + wire_ms
     formula = about.get("claimed_bytes") or _dense_bytes(cell)
     return Row(
         **dataclasses.asdict(cell),
@@ -112,15 +116,6 @@ def _median_ms(cell, measured):
     if cell not in measured:
         return None
     return 1e3 * statistics.median(r["step_seconds"] for r in measured[cell]["rounds"])
-
-
-def _kernel_bytes(elements, workers):
-    """Bytes of one worker's kernels: the mean over a cycle of leaders, float32 throughout.
-
-    An element is read twice by select, on the leader alone; then once by the finite check, twice
-    by the filter, which writes it once, and written once by scatter. What gather touches is 1 %.
-    """
-    return 4 * elements * (2 / workers + 5)
 
 
 def _dense_bytes(cell):

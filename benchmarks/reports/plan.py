@@ -26,6 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "models" / "image")]
 
 from network.matrix import MODELS, MWMS, ONE_BUCKET, OURS  # noqa: E402
+from network.results import PASS_BYTES  # noqa: E402
 from resnet import build_resnet  # noqa: E402
 
 MEASURED = ROOT / "docs" / "data" / "network.csv"
@@ -138,9 +139,7 @@ def hardware(measured: dict[tuple, dict], key: tuple, costs: Runtime) -> Hardwar
         workers=workers,
         link_bytes_per_second=1e9 * row["payload_mb"] / row["wire_ms"],
         message_seconds=costs.message_seconds,
-        memory_bytes_per_second=(
-            1e3 * exchange(model, workers, OURS).kernel_bytes / ours["kernel_ms"]
-        ),
+        memory_bytes_per_second=1e3 * PASS_BYTES * _compressed(model) / ours["kernel_ms"],
         host_seconds_per_byte=costs.seconds_per_byte,
     )
 
@@ -153,7 +152,12 @@ def exchange(model: str, workers: int, arm: str) -> Exchange:
     if arm == FLOAT16:
         return performance.float16_exchange(layout, workers)
     bucket_bytes = 1 << 30 if arm == ONE_BUCKET else BUCKET_BYTES
-    return performance.compressed_exchange(layout, bucket_bytes, workers)
+    return performance.compressed_exchange(layout, bucket_bytes, workers, in_place=True)
+
+
+def _compressed(model):
+    layout = _layout(model, OURS)
+    return sum(layout.tensors[i].elements for i in layout.compressed)
 
 
 def _layout(model, arm):

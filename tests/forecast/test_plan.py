@@ -103,8 +103,12 @@ def test_an_exchange_counted_by_hand():
     # The root sends to two, of which the first sends to the fourth.
     assert exchange.path_bytes == (40_000 + flag) * ring + 3 * 10_000
     assert exchange.messages == 2 * 3 + 2
-    # Select on one of four; check; filter reads two and writes one; the sum is written.
-    assert exchange.kernel_bytes == 4_000_000 * (2 / 4 + 1 + 3 + 1)
+    # Gradient and residual are read, their sum and that of all replicas written.
+    assert exchange.kernel_bytes == 4_000_000 * (2 + 1 + 1)
+
+    # Without that dense sum and an update, of which both would be read and variables written.
+    in_place = performance.compressed_exchange(layout, ONE_BUCKET, 4, in_place=True)
+    assert in_place.kernel_bytes == 4_000_000 * (2 + 1 - 3)
 
     half = performance.float16_exchange(layout, 4)
     assert half.sent_bytes == 2_000_000 * ring

@@ -34,6 +34,13 @@ def test_equal_to_the_reference_on_every_instruction_set(build_native, isa):
 
 
 @pytest.mark.slow
+def test_another_kind_of_processor(build_native):
+    if not all(map(shutil.which, ("aarch64-linux-gnu-g++", "qemu-aarch64-static"))):
+        pytest.skip("needs Debian's g++-aarch64-linux-gnu and qemu-user-static")
+    build_native("aarch64", STRIDE=100)
+
+
+@pytest.mark.slow
 def test_fuzz(build_native):
     """A short run without a sanitizer; `make -C custom_ops sanitize` is the long one."""
     assert "inputs in" in run(build_native("fuzz_program", FUZZ_SECONDS=2), "fuzz")

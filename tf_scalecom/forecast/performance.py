@@ -3,7 +3,7 @@
     step = compute + kernels + inside + wire + host + latency
 
     compute  forward, backward and update, nothing exchanged
-    kernels  bytes that select, check, filter and scatter must move / memory bandwidth
+    kernels  bytes that compensate and scatter must move / memory bandwidth
     inside   bytes through a worker's first replica / bandwidth inside a worker (hierarchical)
     wire     bytes that pass one link one after another / bandwidth of a link
     host     the same bytes * time that the runtime spends on a byte
@@ -55,7 +55,7 @@ class Exchange:
         sent_bytes: sent by a replica (hierarchical: by a worker), mean over a cycle of leaders.
         path_bytes: bytes that pass a link one after another until the last worker has its sums.
         messages: how many messages wait for one another meanwhile.
-        kernel_bytes: read and written in the memory of a replica, mean over a cycle of leaders.
+        kernel_bytes: read and written in the memory of a replica.
         inside_bytes: bytes that pass a link inside a worker, one after another.
     """
 
@@ -137,7 +137,11 @@ def float16_exchange(layout: Layout, replicas: int) -> Exchange:
 
 
 def compressed_exchange(
-    layout: Layout, bucket_bytes: float, workers: int, replicas_per_worker: int = 1
+    layout: Layout,
+    bucket_bytes: float,
+    workers: int,
+    replicas_per_worker: int = 1,
+    in_place: bool = False,
 ) -> Exchange:
     """CLT-k among all replicas: of each bucket the offsets by broadcast, the values by a ring.
 
@@ -145,6 +149,7 @@ def compressed_exchange(
         layout: the plan; where it compresses nothing this is `dense_exchange`.
         bucket_bytes: as in `Layout.buckets`.
         workers, replicas_per_worker: as in `Hardware`.
+        in_place: whether the optimizer is plain SGD, which updates what was sent alone.
     """
     n = workers * replicas_per_worker
     if n == 1 or not layout.compressed:
@@ -163,7 +168,7 @@ def compressed_exchange(
             len(_dtypes(bucket)) * _ring_messages(n) + bool(bucket.compressed) * between.depth
             for bucket in buckets
         ),
-        kernel_bytes=_kernel_bytes(layout, n),
+        kernel_bytes=_kernel_bytes(layout, in_place),
         inside_bytes=offset_bytes * inside.sends,
     )
 
@@ -216,16 +221,17 @@ def _dtypes(bucket: Layout) -> set[str]:
     return values | {bucket.tensors[i].dtype for i in bucket.dense}
 
 
-def _kernel_bytes(layout: Layout, n: int) -> float:
-    """Read or written per step: the mean over a cycle of leaders, one of n.
+def _kernel_bytes(layout: Layout, in_place: bool) -> float:
+    """Read or written per step.
 
-    The leader's select reads gradient and residual. All read the gradient to check it, both to
-    filter, and write the residual and the dense sum. What gather touches is 1 / compression_ratio
-    of that, and left out.
+    Gradient and residual are read and their sum is written, with or without a selection. Then the
+    dense sum is written; or, in place of that, an update of all elements saved, which reads
+    gradient and variable and writes the variable. What gather touches is 1 / compression_ratio of
+    all that, and left out.
     """
     total = 0.0
     for position in layout.compressed:
         tensor = layout.tensors[position]
         gradient, residual = tensor.gradient_bytes, _RESIDUAL_BYTES * tensor.elements
-        total += (gradient + residual) / n + gradient + (gradient + residual) + residual + gradient
+        total += gradient + 2 * residual + (-3 * gradient if in_place else gradient)
     return total

@@ -53,5 +53,5 @@ def exchange(
     method = method_for(plan, method)
     pending = method.propose(gradients, plan, state, step, communicator)
     updates = method.finish(pending, pending.finite, as_slices)
-    gradients = [list(u.gradients) if as_slices else u.for_optimizer(plan) for u in updates]
-    return Exchanged(gradients, pending.finite)
+    sums = [list(u.gradients if as_slices else u.for_optimizer(plan)) for u in updates]
+    return Exchanged(sums, pending.finite)

@@ -1,108 +1,73 @@
-// Eight lanes in plain C++, for any processor. See simd_avx512.h for the conventions.
+// Eight lanes of the compiler's vector types, for any processor: two registers of NEON or SSE2. See
+// simd_avx512.h for the conventions.
 #ifndef SCALECOM_CORE_CPU_SIMD_PORTABLE_H_
 #define SCALECOM_CORE_CPU_SIMD_PORTABLE_H_
 
 struct Simd {
   static constexpr int kLanes = 8;
-  struct Float {
-    float lane[kLanes];
-  };
-  struct Key {
-    int32_t lane[kLanes];
-  };
-  struct Mask {
-    bool lane[kLanes];
-  };
+  typedef float Float __attribute__((vector_size(4 * kLanes)));
+  typedef int32_t Key __attribute__((vector_size(4 * kLanes)));
+  using Mask = Key;  // -1 where true, else 0
+  typedef uint32_t Bits __attribute__((vector_size(4 * kLanes)));
 
-  template <typename Out, typename Function>
-  static Out each(Function function) {
-    Out out;
-    for (int i = 0; i < kLanes; ++i) out.lane[i] = function(i);
-    return out;
-  }
-
+  static Float load(const float* p) { return load_as<Float>(p); }
   template <typename T>
   static Float load(const T* p) {
-    return each<Float>([&](int i) { return to_float(p[i]); });
+    Float v;
+    for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[i]);
+    return v;
   }
   template <typename T>
   static Float load_first(const T* p, int64_t n) {
-    return each<Float>([&](int i) { return i < n ? to_float(p[i]) : 0.0f; });
+    Float v = {};
+    for (int i = 0; i < n; ++i) v[i] = to_float(p[i]);
+    return v;
   }
-  static void store(float* p, Float v) { memcpy(p, v.lane, sizeof v.lane); }
+  static void store(float* p, Float v) { memcpy(p, &v, sizeof v); }
   static void store_first(float* p, int64_t n, Float v) {
-    memcpy(p, v.lane, static_cast<size_t>(n) * sizeof(float));
+    memcpy(p, &v, static_cast<size_t>(n) * sizeof(float));
   }
-  static void store(int32_t* p, Key v) { memcpy(p, v.lane, sizeof v.lane); }
-  static Key load_keys(const int32_t* p) {
-    return each<Key>([&](int i) { return p[i]; });
-  }
+  static void store(int32_t* p, Key v) { memcpy(p, &v, sizeof v); }
+  static Key load_keys(const int32_t* p) { return load_as<Key>(p); }
 
   static constexpr int kStreamBytes = 32;
   static void stream(void* to, const void* from) { memcpy(to, from, kStreamBytes); }
   static void stream_fence() {}
 
-  static Float splat(float v) {
-    return each<Float>([&](int) { return v; });
-  }
-  static Float add(Float a, Float b) {
-    return each<Float>([&](int i) { return a.lane[i] + b.lane[i]; });
-  }
-  static Float mul(Float a, Float b) {
-    return each<Float>([&](int i) { return a.lane[i] * b.lane[i]; });
-  }
+  static Float splat(float v) { return Float{} + v; }
+  static Float add(Float a, Float b) { return a + b; }
+  static Float mul(Float a, Float b) { return a * b; }
   static Key key(Float v) {
-    return each<Key>([&](int i) {
-      const int32_t magnitude = static_cast<int32_t>(float_bits(v.lane[i]) & 0x7fffffffu);
-      return magnitude < kNanKey ? magnitude : kNanKey;
-    });
+    const Key magnitude = bits_of(v) & 0x7fffffff;
+    return choose(magnitude < kNanKey, magnitude, splat(kNanKey));
   }
 
-  static Key splat(int32_t v) {
-    return each<Key>([&](int) { return v; });
-  }
-  static Key iota() {
-    return each<Key>([](int i) { return i; });
-  }
+  static Key splat(int32_t v) { return Key{} + v; }
+  static Key iota() { return Key{0, 1, 2, 3, 4, 5, 6, 7}; }
   // Offsets run through the whole of uint32, so the sum wraps.
   static Key add(Key a, Key b) {
-    return each<Key>([&](int i) {
-      return static_cast<int32_t>(static_cast<uint32_t>(a.lane[i]) +
-                                  static_cast<uint32_t>(b.lane[i]));
-    });
+    return reinterpret_cast<Key>(reinterpret_cast<Bits>(a) + reinterpret_cast<Bits>(b));
   }
-  static Key max(Key a, Key b) {
-    return each<Key>([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
-  }
-  static Mask greater(Key a, Key b) {
-    return each<Mask>([&](int i) { return a.lane[i] > b.lane[i]; });
-  }
-  static Mask equal(Key a, Key b) {
-    return each<Mask>([&](int i) { return a.lane[i] == b.lane[i]; });
-  }
-  static Mask first(int64_t n) {
-    return each<Mask>([&](int i) { return i < n; });
-  }
-  static Key choose(Mask m, Key yes, Key no) {
-    return each<Key>([&](int i) { return m.lane[i] ? yes.lane[i] : no.lane[i]; });
-  }
-  static Key increment_if(Key count, Mask m) {
-    return each<Key>([&](int i) { return count.lane[i] + m.lane[i]; });
-  }
+  static Key max(Key a, Key b) { return choose(a > b, a, b); }
+  static Mask greater(Key a, Key b) { return a > b; }
+  static Mask equal(Key a, Key b) { return a == b; }
+  static Mask first(int64_t n) { return iota() < splat(static_cast<int32_t>(n)); }
+  static Key choose(Mask m, Key yes, Key no) { return (m & yes) | (~m & no); }
+  static Key increment_if(Key count, Mask m) { return count - m; }
   static uint32_t bits(Mask m) {
     uint32_t bits = 0;
-    for (int i = 0; i < kLanes; ++i) bits |= uint32_t{m.lane[i]} << i;
+    for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(m[i] & 1) << i;
     return bits;
   }
   static int32_t reduce_max(Key v) {
-    int32_t best = v.lane[0];
-    for (int i = 1; i < kLanes; ++i) best = v.lane[i] > best ? v.lane[i] : best;
+    int32_t best = v[0];
+    for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
     return best;
   }
   static uint32_t reduce_min_unsigned(Key v) {
-    uint32_t best = static_cast<uint32_t>(v.lane[0]);
+    uint32_t best = static_cast<uint32_t>(v[0]);
     for (int i = 1; i < kLanes; ++i) {
-      const uint32_t value = static_cast<uint32_t>(v.lane[i]);
+      const uint32_t value = static_cast<uint32_t>(v[i]);
       best = value < best ? value : best;
     }
     return best;
@@ -112,6 +77,19 @@ struct Simd {
     int count = 0;
     for (int i = 0; i < n; ++i) count += values[i] > value;
     return count;
+  }
+
+ private:
+  template <typename Vector, typename T>
+  static Vector load_as(const T* p) {
+    Vector v;
+    memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static Key bits_of(Float v) {
+    Key bits;
+    memcpy(&bits, &v, sizeof v);
+    return bits;
   }
 };
 

@@ -27,8 +27,8 @@
  *   never contracted into fused multiply-adds). 1 - beta is beta, rounded to float32, taken from
  *   1 in float32.
  * - Subnormal float32 numbers are zeros, as operands and as results, whatever the calling thread's
- *   mode: what TensorFlow's threads make of them. (On processors other than x86-64 it is the
- *   calling threads' mode that counts.)
+ *   mode: what TensorFlow's threads make of them. (On processors other than x86-64 and aarch64 it
+ *   is the calling threads' mode that counts.)
  * - Ties go to the lowest offset. -0 and +0 are equal.
  * - Order: chunk after chunk; within a chunk by decreasing |p|, ties by offset.
  *   (Exact selection: by increasing index.)
