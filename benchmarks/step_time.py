@@ -62,6 +62,7 @@ def main():
     parser.add_argument("--steps_per_round", type=int, default=5)
     parser.add_argument("--intra_op_threads", type=int, default=1)
     arguments = parser.parse_args()
+    tf.get_logger().setLevel("ERROR")  # arms are functions of one name, which looks like retracing
     tf.config.threading.set_intra_op_parallelism_threads(arguments.intra_op_threads)
     # In this order: a process has one server, which TensorFlow's strategy would start once more.
     stock = tf.distribute.MultiWorkerMirroredStrategy()

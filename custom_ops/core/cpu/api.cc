@@ -24,19 +24,44 @@ void run_blocks(const scalecom_tensor* tensors, int64_t count, const scalecom_ex
              });
 }
 
+// Elements that entries point at, one after the other: entry_element without a division.
+class Entries {
+ public:
+  Entries(const scalecom_tensor& t, int64_t entry)
+      : tensor_(t), entry_(entry), chunk_(entry / t.chunk_keep), rank_(entry % t.chunk_keep) {}
+
+  int64_t next() {
+    const int64_t element = entry_element(tensor_, chunk_, entry_++);
+    if (++rank_ == tensor_.chunk_keep) {
+      rank_ = 0;
+      ++chunk_;
+    }
+    return element;
+  }
+
+ private:
+  const scalecom_tensor& tensor_;
+  int64_t entry_;
+  int64_t chunk_;
+  int64_t rank_;
+};
+
 // Entries between a prefetch and the use of what it fetched. The elements lie so far apart
 // that the hardware foresees none of them.
 constexpr int64_t kAhead = 128;
 
 void gather(const scalecom_tensor& t, int64_t first, int64_t last, int32_t wire_type,
             float wire_limit) {
-  const auto element_of = [&](int64_t entry) {
-    return entry_element(t, entry / t.chunk_keep, entry);
+  Entries later(t, first);
+  const auto fetch = [&] {
+    const int64_t element = later.next();
+    if (element >= 0) __builtin_prefetch(t.compensated + element, 1, 2);
   };
+  for (int64_t entry = first; entry < minimum(first + kAhead, last); ++entry) fetch();
+  Entries entries(t, first);
   for (int64_t entry = first; entry < last; ++entry) {
-    const int64_t later = element_of(minimum(entry + kAhead, last - 1));
-    if (later >= 0) __builtin_prefetch(t.compensated + later, 1, 2);
-    const int64_t element = element_of(entry);
+    if (entry + kAhead < last) fetch();
+    const int64_t element = entries.next();
     if (element < 0) {
       wire_store(t.values, wire_type, entry, bits_float(0x7fc00000u));
       continue;

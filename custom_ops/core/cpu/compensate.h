@@ -47,6 +47,11 @@ bool compensate(const scalecom_tensor& t, int64_t begin, int64_t end) {
   const int64_t size = end - begin;
   Simd::Key highest = Simd::splat(0);
   int64_t i = 0;
+  // In pairs: AVX-512 one by one took a seventh longer.
+  for (; i + 2 * Simd::kLanes <= size; i += 2 * Simd::kLanes) {
+    const Simd::Key first = p.key(i);
+    highest = Simd::max(highest, Simd::max(first, p.key(i + Simd::kLanes)));
+  }
   for (; i + Simd::kLanes <= size; i += Simd::kLanes) highest = Simd::max(highest, p.key(i));
   if (i < size) highest = Simd::max(highest, p.key_first(i, size - i, 0));
   return any_nonfinite(highest);

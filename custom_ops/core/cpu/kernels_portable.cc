@@ -1,9 +1,6 @@
 // The inner loops for any processor.
 #include "core/cpu/kernels.h"
 
-// How vectors wider than a register are passed: between inline functions, none of which is outside.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 namespace scalecom {
 namespace portable {
 

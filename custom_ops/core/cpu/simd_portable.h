@@ -1,10 +1,10 @@
-// Eight lanes of the compiler's vector types, for any processor: two registers of NEON or SSE2. See
+// Four lanes of the compiler's vector types, for any processor: a register of NEON or SSE2. See
 // simd_avx512.h for the conventions.
 #ifndef SCALECOM_CORE_CPU_SIMD_PORTABLE_H_
 #define SCALECOM_CORE_CPU_SIMD_PORTABLE_H_
 
 struct Simd {
-  static constexpr int kLanes = 8;
+  static constexpr int kLanes = 4;
   typedef float Float __attribute__((vector_size(4 * kLanes)));
   typedef int32_t Key __attribute__((vector_size(4 * kLanes)));
   using Mask = Key;  // -1 where true, else 0
@@ -30,7 +30,7 @@ struct Simd {
   static void store(int32_t* p, Key v) { memcpy(p, &v, sizeof v); }
   static Key load_keys(const int32_t* p) { return load_as<Key>(p); }
 
-  static constexpr int kStreamBytes = 32;
+  static constexpr int kStreamBytes = 16;
   static void stream(void* to, const void* from) { memcpy(to, from, kStreamBytes); }
   static void stream_fence() {}
 
@@ -43,7 +43,7 @@ struct Simd {
   }
 
   static Key splat(int32_t v) { return Key{} + v; }
-  static Key iota() { return Key{0, 1, 2, 3, 4, 5, 6, 7}; }
+  static Key iota() { return Key{0, 1, 2, 3}; }
   // Offsets run through the whole of uint32, so the sum wraps.
   static Key add(Key a, Key b) {
     return reinterpret_cast<Key>(reinterpret_cast<Bits>(a) + reinterpret_cast<Bits>(b));
