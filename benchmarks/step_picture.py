@@ -40,8 +40,8 @@ def middle_steps(events):
     leads, follows = [], []
     for start, end, name in events:
         if name == STEP:
-            bars = bars_of(start, end, events)
-            (leads if bars["select"] else follows).append((end - start, bars))
+            sends = any("CollectiveBcastSend" in n for b, _, n in events if start <= b < end)
+            (leads if sends else follows).append((end - start, bars_of(start, end, events)))
     return [sorted(steps, key=lambda s: s[0])[len(steps) // 2] for steps in (leads, follows)]
 
 

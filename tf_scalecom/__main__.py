@@ -1,6 +1,7 @@
 """The command line: `python -m tf_scalecom COMMAND`."""
 
 import argparse
+import io
 import os
 import sys
 from pathlib import Path
@@ -108,8 +109,11 @@ def _add_command(commands, name, help_text, module) -> None:
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     command = _python_command(parser, args)
+    # What workers print may be in no letters that this terminal knows.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return launcher.run(
+        code = launcher.run(
             command,
             args.num_workers,
             log_dir=args.log_dir,
@@ -120,11 +124,21 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             tensorflow_log=args.tensorflow_log,
             stream=sys.stdout,
         )
+    except ValueError as error:
+        parser.error(str(error))
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`): end as other programs do then, and keep the
-        # interpreter from complaining when it flushes what is left.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # 128 + SIGPIPE
+        # The reader of our output has gone (`| head`): end as other programs do then.
+        code = 141  # 128 + SIGPIPE
+    try:
+        sys.stdout.flush()
+    except OSError:  # what is wrong with it has been said
+        _drop_output()
+    return code
+
+
+def _drop_output() -> None:
+    """Keeps the interpreter from complaining when it flushes what is left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _python_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:

@@ -20,6 +20,7 @@ from tf_scalecom.compat.tensorflow_runtime import (
 )
 from tf_scalecom.cross_device_ops import ScaleComAllReduce
 from tf_scalecom.fit import (
+    asked_to_end,
     cache_files,
     empty_batches,
     epochs,
@@ -105,7 +106,8 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
         super()._initialize_multi_worker(cluster_resolver)
         self._install_cross_device_ops()
         model_files.install()
-        forked_processes.obey_sigterm()
+        asked_to_end.listen()
+        forked_processes.obey_sigterm(asked_to_end.is_own)
         self.workers.require_alike(
             "MultiWorkerMirroredStrategy",
             {
@@ -189,9 +191,8 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
             for launcher in cross_device_ops._launchers
         }
         if self._num_workers > 1:
-            self._watchdog = Watchdog(
-                self.launchers, self._cluster.name, self._cluster.peers, limit
-            )
+            watchdog = Watchdog(self.launchers, self._cluster.name, self._cluster.peers, limit)
+            weakref.finalize(self, watchdog.end).atexit = False  # that is its own business
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         if replica_id > 0 or self._num_workers == 1:

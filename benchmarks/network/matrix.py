@@ -65,6 +65,8 @@ FRAMEWORKS = {
     },
 }
 BYTES_PER_ELEMENT = FRAMEWORKS["tf"] | FRAMEWORKS["torch"]
+# Of an element, that compression moves in memory: gradient and residual in, their sum out.
+PASS_BYTES = 12
 PEER_ARMS = [
     FLOOR,
     MWMS,

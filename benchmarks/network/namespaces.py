@@ -7,12 +7,9 @@ first removes what an earlier one, killed, has left behind.
 
 import contextlib
 import ctypes
-import fcntl
 import os
-import pathlib
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -151,13 +148,12 @@ def require_root() -> None:
 @contextlib.contextmanager
 def only_run():
     """Refuses to run beside another run, whose namespaces it would take for leftovers."""
-    path = pathlib.Path(tempfile.gettempdir()) / f"{PREFIX}lock"
-    with path.open("w") as lock:
+    with socket.socket(socket.AF_UNIX) as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock.bind(f"\0{PREFIX}lock")  # a name in no folder, given back by the kernel
+        except OSError as error:
             raise RuntimeError(
-                f"Expected no other run of this benchmark; received one that holds {path}. "
+                f"Expected no other run of this benchmark; received: {error.strerror}. "
                 "Wait for its end: two would share the machine and spoil each other's times."
             ) from None
         yield

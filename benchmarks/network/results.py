@@ -6,14 +6,12 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
-from matrix import FLOOR, FRAMEWORKS, MODELS, MWMS, TORCH_FLOOR, Cell
+from matrix import FLOOR, FRAMEWORKS, MODELS, MWMS, PASS_BYTES, TORCH_FLOOR, Cell
 
 from tf_scalecom.base.whole_files import write_whole
 
 # Ethernet 14, IPv4 20, TCP with time stamps 32.
 _HEADER_BYTES = 66
-# Of an element: gradient and residual are read, their sum is written.
-PASS_BYTES = 12
 
 
 @dataclasses.dataclass(frozen=True)

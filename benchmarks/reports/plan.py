@@ -25,8 +25,7 @@ from tf_scalecom.wire.route import BUCKET_BYTES
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "models" / "image")]
 
-from network.matrix import MODELS, MWMS, ONE_BUCKET, OURS  # noqa: E402
-from network.results import PASS_BYTES  # noqa: E402
+from network.matrix import MODELS, MWMS, ONE_BUCKET, OURS, PASS_BYTES  # noqa: E402
 from resnet import build_resnet  # noqa: E402
 
 MEASURED = ROOT / "docs" / "data" / "network.csv"

@@ -13,6 +13,7 @@
 #include "core/types.h"
 #include "scalecom/scalecom.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor_description.pb.h"
 #include "tf/layout.h"
 #include "tf/types.h"
 #include "tf/variables.h"
@@ -306,18 +307,27 @@ class FilterKernel : public OpKernel {
   }
 
  private:
-  // The buffer of input i, or a copy where somebody else needs it.
+  // The buffer of input i, or a copy where somebody else needs it or it is part of a larger one,
+  // which the residual would keep alive.
   static absl::Status TakeOver(OpKernelContext* ctx, Device* device, int i, Tensor* buffer) {
     const TensorShape shape = ctx->input(i).shape();
     std::unique_ptr<Tensor> own =
         ctx->forward_input(i, OpKernelContext::Params::kNoReservation, tensorflow::DT_FLOAT, shape,
                            ctx->input_memory_type(i), tensorflow::AllocatorAttributes());
-    if (own != nullptr) {
+    if (own != nullptr && !IsPart(*own)) {
       *buffer = *own;
       return absl::OkStatus();
     }
+    const Tensor& unsent = own != nullptr ? *own : ctx->input(i);
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, shape, buffer));
-    return device->Copy(buffer->data(), ctx->input(i).data(), buffer->TotalBytes());
+    return device->Copy(buffer->data(), unsent.data(), buffer->TotalBytes());
+  }
+
+  static bool IsPart(const Tensor& tensor) {
+    tensorflow::TensorDescription description;
+    tensor.FillDescription(&description);
+    return description.allocation_description().requested_bytes() >
+           static_cast<int64_t>(tensor.TotalBytes());
   }
 
   int size_;

@@ -182,6 +182,17 @@ def test_the_worker_that_fails_is_named_with_its_code_and_log(launch):
     assert "worker 0 afterwards: ended by signal 15 (SIGTERM)" in launch.output
 
 
+def test_of_two_that_fail_at_once_the_one_at_the_root_is_named(launch, monkeypatch):
+    monkeypatch.setattr(launcher, "_POLL_SECONDS", 2.0)  # so that both have
+    text = """
+if rank == 0:
+    print("tf_scalecom: worker 0 has failed because of /job:worker/task:1")
+sys.exit(3 + rank)
+"""
+    assert launch(text) == 4
+    assert "worker 1 failed: ended with exit code 4" in launch.output
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_what_a_failing_worker_says_is_shown_once(launch, quiet):
     script = "print('before'); meet('said')\nif rank == 1: raise KeyError('x')"
@@ -382,11 +393,20 @@ def test_ctrl_c_in_a_terminal_reaches_workers_once(launch):
     assert "Traceback" not in output
 
 
-def test_workers_end_with_a_killed_launcher(launch):
-    with start_command(launch, "time.sleep(600)") as command:
+def test_workers_and_their_children_end_with_a_killed_launcher(launch):
+    text = """
+child = subprocess.Popen(["sleep", "600"])
+(here / f"child-{rank}").write_text(str(child.pid))
+time.sleep(600)
+"""
+    with start_command(launch, text) as command:
+        children = ("child-0", "child-1")
+        paths = [launch.folder / name for name in children]
+        assert eventually(lambda: all(path.exists() and path.read_text() for path in paths))
         assert eventually(lambda: workers_started(launch))
         command.kill()
-    assert eventually(lambda: all(gone(launch.pid(f"pid-{rank}")) for rank in (0, 1)))
+    names = ("pid-0", "pid-1", *children)
+    assert eventually(lambda: all(gone(launch.pid(name)) for name in names))
 
 
 def test_workers_end_when_nobody_reads_the_output(launch):

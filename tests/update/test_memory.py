@@ -41,7 +41,7 @@ class WatchedSGD(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate)
 
 
-def addresses_in_a_step(optimizer, dtype="float32", is_read=False, **compression):
+def addresses_in_a_step(optimizer, dtype="float32", is_read=False, is_part=False, **compression):
     """Of two replicas: the gradients', the residuals' before and after, the dense sums'."""
     strategy = make_strategy("scalecom_ops")
     addresses = Addresses()
@@ -57,6 +57,8 @@ def addresses_in_a_step(optimizer, dtype="float32", is_read=False, **compression
     def step():
         def on_replica():
             gradient = 2 * variable.value
+            if is_part:
+                gradient = tf.unstack(tf.stack([gradient, gradient]))[1]
             with tf.control_dependencies([addresses.note("gradient", gradient)]):
                 gradient = tf.identity(gradient)
             wrapper.apply([gradient], [variable])
@@ -106,3 +108,9 @@ def test_a_reader_keeps_the_buffer_that_it_reads():
 def test_a_narrow_gradient_has_a_buffer_beside_it():
     of = addresses_in_a_step(WatchedSGD, dtype="bfloat16")
     assert not of["after"] & (of["gradient"] | of["before"])
+
+
+def test_a_part_of_a_larger_buffer_does_not_keep_that_alive():
+    of = addresses_in_a_step(WatchedSGD, is_part=True)
+    assert not of["after"] & of["gradient"]
+    assert of["sum"] == of["before"]

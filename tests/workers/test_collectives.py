@@ -1,5 +1,9 @@
 """Collectives: right on any shape, bounded in keys and memory, alike in eager mode and graphs."""
 
+import gc
+import threading
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -283,3 +287,25 @@ def test_communication_options(cluster, option, value, hint, buckets):
         assert {h for _, h in calls} == {hint}
         assert reduces == buckets
         assert sums == [200.0] * 4  # of two workers, at 100 places
+
+
+def threads_of_further_strategies(strategy):
+    """Threads of this package at the start, with three more strategies, and without them again."""
+
+    def own_threads():
+        return sum(t.name.startswith("scalecom-") for t in threading.enumerate())
+
+    gc.collect()
+    before = own_threads()
+    more = [sc.MultiWorkerMirroredStrategy() for _ in range(3)]
+    between = own_threads()
+    more.clear()
+    deadline = time.monotonic() + 10
+    while gc.collect() or (own_threads() > before and time.monotonic() < deadline):
+        time.sleep(0.2)
+    return before, between, own_threads()
+
+
+def test_a_strategy_that_is_gone_leaves_no_threads(cluster):
+    for before, between, after in cluster(2).run(threads_of_further_strategies):
+        assert before < between and after == before

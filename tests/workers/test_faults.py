@@ -158,6 +158,42 @@ def test_a_worker_that_dies_while_tensorflow_starts_is_named(folder):
         check_others_name(workers, 1, START_SECONDS)
 
 
+@scenario()
+def test_a_worker_that_is_asked_to_end_ends_training_on_all(folder):
+    args = [str(folder), "compressed"]
+    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=folder / "logs") as workers:
+        assert wait_until(lambda: under_way(folder), START_SECONDS), all_output(workers)
+        os.kill(workers.workers[1].pid, signal.SIGTERM)
+        assert workers.wait(NOTICE_SECONDS) == [128 + signal.SIGTERM] * 3, all_output(workers)
+        asked = "asked to end (SIGTERM); all workers end after this step"
+        for worker in workers.workers:
+            said = worker.output().decode()
+            assert (asked in said) == (worker.index == 1), said
+            assert "training ends, as worker 1 was asked to (SIGTERM); exit code 143" in said, said
+            assert "Traceback" not in said and "CollectiveReduce" not in said, said
+
+
+@scenario()
+def test_a_launcher_that_is_asked_to_end_needs_no_kill(folder):
+    command = [sys.executable, "-m", "tf_scalecom", "run", "-n", "3", "--log-dir"]
+    with open(folder / "said", "w") as said:
+        launcher = subprocess.Popen(
+            [*command, str(folder / "logs"), str(FAULTY_WORKER), str(folder), "dense"],
+            env={**os.environ, **WORKER_ENV},
+            stdout=said,
+        )
+    try:
+        assert wait_until(lambda: under_way(folder), START_SECONDS)
+        launcher.terminate()
+        code = launcher.wait(NOTICE_SECONDS - 5)
+    finally:
+        launcher.kill()  # takes the workers along
+    words = (folder / "said").read_text()
+    assert code == 128 + signal.SIGTERM, words
+    assert "passed SIGTERM on to the workers" in words, words
+    assert words.count("exit code 143") == 3 and "Traceback" not in words, words
+
+
 NEVER_COMES = """
 import json, os, time
 if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 2:

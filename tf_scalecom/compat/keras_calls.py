@@ -61,6 +61,11 @@ def innermost_call() -> Call | None:
     return _under_way.calls[-1] if _under_way.calls else None
 
 
+def outermost_call() -> Call | None:
+    """The call in which all others are made."""
+    return _under_way.calls[0] if _under_way.calls else None
+
+
 def path_of_new_variable(name: str | None) -> str:
     """Path of the Keras variable that is being made here; else `name`, "" for None.
 

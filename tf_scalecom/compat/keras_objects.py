@@ -77,6 +77,11 @@ def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
     return layer._trainable_variables
 
 
+def dtype_policies(model: keras.Model) -> list[str]:
+    """Names of the policies by which a model and its layers compute."""
+    return [layer.dtype_policy.name for layer in model._flatten_layers()]
+
+
 @contextlib.contextmanager
 def keeping_added_losses(model: keras.Model) -> Iterator[None]:
     """Inside, another replica of this process may call the model, whose layers add its losses."""

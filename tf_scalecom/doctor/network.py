@@ -2,8 +2,9 @@
 
 A call is one TCP connection. The caller says, in one line of JSON, who it is and what it has. The
 one called answers the same about itself or, where the call goes on as a stream of zeros for two
-seconds, how many came in what time. TensorFlow's own server, where training already runs, takes the
-connection and does not answer so.
+seconds, how many came in what time. Where training already runs, TensorFlow's own server takes the
+connection and speaks HTTP/2, and a worker that waits for others hangs up. Who says anything else is
+a stranger.
 
 The stream goes to the next worker and comes from the one before, on all workers at once, which is
 how the ring all-reduce of a training step loads the network.
@@ -12,6 +13,7 @@ how the ring all-reduce of a training step loads the network.
 import contextlib
 import dataclasses
 import json
+import math
 import socket
 import threading
 import time
@@ -28,6 +30,11 @@ _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
 _CALLS_AT_ONCE = 32
 _NAME = "tf_scalecom doctor"
+# A frame's head: three bytes of its length, which differs; its type, of settings; flags; stream 0.
+_HTTP2 = b"\0\0\0\x04\0\0\0\0\0"
+_HTTP2_BYTES = len(_HTTP2)
+# Facts that are names and values.
+_TABLES = ("versions", "workers")
 
 
 @dataclasses.dataclass
@@ -39,7 +46,8 @@ class Peer:
         reached: whether something took a connection there.
         answered: whether that has answered or hung up, as the doctor or not; one that is busy may
             take its time.
-        error: why it has not, in words; or why what did is not the doctor of this worker.
+        error: why it has not, in words; or why what did is neither the doctor of this worker nor
+            its training.
         facts: what its doctor says it has; None without one.
         came: whether its doctor has called here.
     """
@@ -122,16 +130,18 @@ class Doctors:
         with connection:
             try:
                 _send(connection, self._call())
-                answer = _receive(connection)
+                line = _receive(connection)
             except TimeoutError:
                 peer.error = "a connection, but no word on it: what listens there hangs or is busy"
                 return
             except OSError:  # hung up
-                answer = None
+                line = b""
+        answer = _call_of(line)
         peer.answered, peer.error = True, None
-        if not _is_call(answer):
-            return
-        if answer[_NAME] == name:
+        if answer is None:
+            if line and not _is_of_training(line):
+                peer.error = "an answer that is no worker's: another program listens there"
+        elif answer[_NAME] == name:
             peer.facts = answer["facts"]
         else:
             peer.error = f"{answer[_NAME]} answers there: its TF_CONFIG is another one"
@@ -153,11 +163,14 @@ class Doctors:
                 while time.monotonic() < end:
                     connection.sendall(chunk)
                 connection.shutdown(socket.SHUT_WR)
-                counted = _receive(connection)
+                counted = _parsed(_receive(connection))
         except OSError as error:
             self.stream_error = cluster_lib.in_words(error)
             return None
-        if counted is None:
+        if not isinstance(counted, dict) or not all(
+            isinstance(counted.get(key), int | float) and 0 < counted[key] < math.inf
+            for key in ("bytes", "seconds")
+        ):
             self.stream_error = "no count of what came in"
             return None
         return counted["bytes"] / counted["seconds"]
@@ -167,9 +180,9 @@ class Doctors:
 
     def _answer(self, connection):
         with contextlib.suppress(OSError), connection:
-            call = _receive(connection)
+            call = _call_of(_receive(connection))
             connection.settimeout(_CALL_SECONDS)
-            if not _is_call(call):
+            if call is None:
                 return
             if call["stream"]:
                 try:
@@ -186,8 +199,8 @@ def _send(connection, message):
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _receive(connection):
-    """A message, one line of JSON; None for anything else.
+def _receive(connection) -> bytes:
+    """A line, or what there is of one when it ends or is no line of words.
 
     Raises:
         TimeoutError: it is not there in the time of a call.
@@ -196,17 +209,53 @@ def _receive(connection):
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
         connection.settimeout(max(_SHORTEST_SECONDS, end - time.monotonic()))
         byte = connection.recv(1)  # no more: a stream may follow
-        if not byte:
-            return None
         line += byte
+        if not byte or (line[:1] == _HTTP2[:1] and len(line) == _HTTP2_BYTES):
+            break
+    return line
+
+
+def _is_of_training(line):
+    """Whether it begins as TensorFlow's server does: with HTTP/2's frame of settings."""
+    return len(line) >= _HTTP2_BYTES and line[:1] == _HTTP2[:1] and line[3:9] == _HTTP2[3:]
+
+
+def _parsed(line):
+    """JSON in letters that a terminal shows; None for anything else."""
     try:
-        return json.loads(line)
-    except ValueError:
+        return _printable(json.loads(line))
+    except (ValueError, RecursionError):
         return None
 
 
-def _is_call(message):
-    return isinstance(message, dict) and message.keys() >= {_NAME, "facts", "stream"}
+def _call_of(line) -> dict | None:
+    """A doctor's call or answer; None for anything else."""
+    call = _parsed(line)
+    if not isinstance(call, dict) or not isinstance(call.get(_NAME), str):
+        return None
+    facts = call.get("facts")
+    if not isinstance(call.get("stream"), bool) or not isinstance(facts, dict):
+        return None
+    if not isinstance(facts.get("--bandwidth"), bool):
+        return None
+    if not all(_is_table(facts.get(key)) for key in _TABLES):
+        return None
+    return {**call, "facts": {key: facts[key] for key in ("--bandwidth", *_TABLES)}}
+
+
+def _is_table(value):
+    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+
+
+def _printable(value):
+    """JSON's values with what could move a terminal's cursor written out."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
+    if isinstance(value, dict):
+        return {_printable(k): _printable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_printable(v) for v in value]
+    return value
 
 
 def _count(connection):

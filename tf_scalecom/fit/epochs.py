@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_scalecom.compat import tensorflow_distribute
 from tf_scalecom.compat.keras_calls import Call, innermost_call
+from tf_scalecom.compat.keras_objects import dtype_policies
 from tf_scalecom.compat.keras_trainer import GeneratorDataAdapter, PyDatasetAdapter, first_batches
 from tf_scalecom.fit import alike_state, made_in_scope, shared_order
 from tf_scalecom.fit.alike_data import all_read_all, draws_values, warn_unless_alike
@@ -210,6 +211,7 @@ def _compared(call: Call) -> dict:
         "validation_freq": given["validation_freq"],
         "steps_per_execution": call.model.steps_per_execution,
         "variables": describe_variables(call.model.variables),
+        "dtype policies": dtype_policies(call.model),
         # A rate that is a variable is compared with the weights, `alike_state`.
         "optimizer": describe_optimizer(call.model.optimizer, constant_rate=False),
     }

@@ -17,11 +17,13 @@ from typing import Any
 import keras
 
 from tf_scalecom.compat.keras_trainer import EpochIterator
-from tf_scalecom.fit import alike_state
+from tf_scalecom.fit import alike_state, asked_to_end
 
 
 class _StopsTogether:
     """Mixed into the `CallbackList` of a call to Keras; does its part after all callbacks."""
+
+    ends_together = True  # for `asked_to_end`
 
     # Set by `stop_together`; by what is done, e.g. "training".
     _extended: Any
@@ -47,6 +49,7 @@ class _StopsTogether:
 
     def on_epoch_end(self, epoch, logs=None):
         self._extended.step_count.ask(False)
+        asked_to_end.end_if_asked(self._extended.workers)
         super().on_epoch_end(epoch, logs)
         self._agree("training")
 
@@ -86,7 +89,7 @@ class _StopsTogether:
 
     def _vote(self, doing):
         self._take_over(doing)
-        if doing in self._asked:
+        if doing in self._asked or (doing == "training" and asked_to_end.was_asked()):
             self._extended.step_count.ask(True)
 
     def _agree(self, doing):

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import re
+import resource
 import secrets
+import shutil
 import signal
 import tempfile
 import time
@@ -27,6 +30,10 @@ _UNKILLABLE_SECONDS = 10.0
 _STRAGGLER_SECONDS = 10.0
 _LINES_SHOWN_ON_FAILURE = 25
 _LOG_READ_BYTES = 1 << 20
+# What a worker says that fails because of another (workers/watchdog.py, failure_cause.py).
+_BLAMES = re.compile(r"tf_scalecom: \S+ \d+ has (failed because of|waited \d+ s in a collective)")
+# Open files of a worker here, its port and its log; and of everything else.
+_FILES_OF_A_WORKER, _OTHER_FILES = 2, 64
 
 # Longer than workers need to notice that one of them is gone, and to say so (watchdog.py).
 GRACE_SECONDS = 20.0
@@ -72,8 +79,12 @@ def run(
         0 if every worker ended with 0, after a restart or without; otherwise, of the last start,
         the code of the first worker that failed, or 128 + the signal that ended it; 128 + the
         signal if the launcher itself got one.
+
+    Raises:
+        ValueError: there can be no such log folder, or not so many workers.
     """
-    log_dir = Path(log_dir or tempfile.mkdtemp(prefix="tf_scalecom-run-"))
+    _allow_open_files(num_workers)
+    logs = _made(log_dir)
     seed = os.environ.get(SEED_VARIABLE, str(secrets.randbits(31)))
     env = {SEED_VARIABLE: seed, **(env or {})}
     level = {**os.environ, **env}.get(LEVEL_VARIABLE)
@@ -87,17 +98,15 @@ def run(
         for restart in range(max_restarts + 1):
             if restart:
                 display.note(f"restarting all workers: restart {restart} of {max_restarts}")
-            failed = _run_once(
-                [command] * num_workers, log_dir, env, display, received, grace_seconds
-            )
+            failed = _run_once([command] * num_workers, logs, env, display, received, grace_seconds)
             if received or failed is None:
                 break
     if received:
-        display.note(f"interrupted; logs in {log_dir}")
+        display.note(f"interrupted; logs in {logs}")
         return 128 + received[0]
     if failed is None:
         after = f" after restart {restart} of {max_restarts}" if restart else ""
-        display.note(f"every worker finished{after}; logs in {log_dir}")
+        display.note(f"every worker finished{after}; logs in {logs}")
         return 0
     if max_restarts:
         display.note(f"no restart left of {max_restarts}: giving up")
@@ -116,7 +125,7 @@ def _run_once(
     """Start the workers and see them to their end; returns the first that failed, if any."""
     attempts = 0
     while True:
-        with LocalCluster(commands, log_dir=log_dir, env=env) as cluster:
+        with _started(commands, log_dir, env) as cluster:
             display.note(f"workers at {', '.join(cluster.addresses)}; logs in {log_dir}")
             watch = _Watch(cluster, display, received, grace_seconds)
             watch.until_all_ended()
@@ -128,6 +137,44 @@ def _run_once(
             display.note(_failure_report(failed, cluster, display))
             return failed
         display.note(f"worker {failed.index}: its port was taken; trying other ports")
+
+
+def _allow_open_files(num_workers):
+    """Raises the limit of open files as far as the workers need, if it may."""
+    needed = _FILES_OF_A_WORKER * num_workers + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        most = max(0, (hard - _OTHER_FILES) // _FILES_OF_A_WORKER)
+        raise ValueError(
+            f"expected at most {most:,} workers, for which {hard:,} open files are enough; "
+            f"received {num_workers:,}. Start fewer, or raise that limit (ulimit -Hn)."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _made(log_dir):
+    try:
+        if log_dir is None:
+            return Path(tempfile.mkdtemp(prefix="tf_scalecom-run-"))
+        Path(log_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"expected a folder for logs that is there or can be made; received "
+            f"{log_dir or tempfile.gettempdir()}: {error.strerror}. Name another: --log-dir."
+        ) from error
+    return Path(log_dir)
+
+
+def _started(commands, log_dir, env):
+    try:
+        return LocalCluster(commands, log_dir=log_dir, env=env)
+    except OSError as error:
+        raise ValueError(
+            f"expected {len(commands):,} workers to start, with logs in {log_dir}; received: "
+            f"{error.strerror}. Start fewer, or name another folder: --log-dir."
+        ) from error
 
 
 class _Watch:
@@ -169,7 +216,9 @@ class _Watch:
         codes = self._cluster.poll()
         self._pass_on_signals()
         if self.first_failed is None and not self._received and any(codes):
-            self.first_failed = next(w for w in self._cluster.workers if w.poll())
+            failed = [worker for worker in self._cluster.workers if worker.poll()]
+            # Of several at once, one that does not say that it failed because of another.
+            self.first_failed = min(failed, key=_blames_another)
             if _port_was_taken(self.first_failed):
                 self._kill_at = 0.0  # nobody has done anything yet that is worth a grace time
             elif None in codes:
@@ -218,6 +267,10 @@ class _Watch:
         return any(new_output)
 
 
+def _blames_another(failed: LocalWorker) -> bool:
+    return _BLAMES.search(failed.output().decode(errors="replace")) is not None
+
+
 def _port_was_taken(failed: LocalWorker) -> bool:
     return says_port_taken(failed.output().decode(errors="replace"))
 
@@ -229,6 +282,8 @@ def _failure_report(failed: LocalWorker, cluster: LocalCluster, display: OutputD
         lines = last_lines(failed.output(), _LINES_SHOWN_ON_FAILURE, display.leave_out)
         if lines:
             report += ["its last lines:", *("    " + line for line in lines)]
+    if shutil.disk_usage(failed.log_path.parent).free == 0:
+        report.append(f"the disk of {failed.log_path.parent} is full: its log may lack its end")
     for worker in cluster.workers:
         if worker is not failed:
             report.append(f"worker {worker.index} afterwards: {worker.describe_end()}")

@@ -3,6 +3,7 @@
 The launcher and the tests' worker clusters are both built on this. Nothing here imports TensorFlow.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tf_scalecom.launch import die_with_parent
+from tf_scalecom.launch import die_with_parent, end_orphans
 
 HOST = "127.0.0.1"
 _POLL_SECONDS = 0.02
@@ -103,7 +104,7 @@ class LocalCluster:
     """Worker processes that know each other through TF_CONFIG, on loopback addresses.
 
     As a context manager it kills on exit whatever still runs. If this process is itself killed, the
-    kernel kills the workers (Linux; only the workers, not children of theirs). That is tied to the
+    kernel kills the workers (Linux), and another process their children. The former is tied to the
     thread which creates the cluster: it has to live as long as the cluster.
 
     Args:
@@ -130,6 +131,13 @@ class LocalCluster:
         self._reserved = reserve_ports(len(commands))
         self.addresses = [f"{HOST}:{s.getsockname()[1]}" for s in self._reserved]
         self.workers: list[LocalWorker] = []
+        self._undertaker = subprocess.Popen(
+            [sys.executable, "-I", "-S", end_orphans.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
         try:
             for index, command in enumerate(commands):
                 worker_env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
@@ -137,6 +145,7 @@ class LocalCluster:
                 log_path = log_dir / f"worker-{index}.log"
                 fds = pass_fds[index] if pass_fds else ()
                 self.workers.append(self._start(index, command, worker_env, log_path, fds))
+                self._tell_undertaker(self.workers[-1].pid)
         except BaseException:
             self.kill()
             raise
@@ -169,6 +178,12 @@ class LocalCluster:
         task = {"type": "worker", "index": index}
         return json.dumps({"cluster": {"worker": self.addresses}, "task": task})
 
+    def _tell_undertaker(self, group):
+        stream = self._undertaker.stdin
+        if stream is not None and not stream.closed:
+            with contextlib.suppress(BrokenPipeError):  # killed by somebody, which harms nobody
+                print(group, file=stream, flush=True)
+
     def poll(self) -> list[int | None]:
         """Each worker's exit code, None for those that run."""
         return [worker.poll() for worker in self.workers]
@@ -187,6 +202,9 @@ class LocalCluster:
         """End every worker by SIGKILL and free the ports. TensorFlow catches SIGTERM."""
         self.send_signal(signal.SIGKILL)
         self.wait(_REAP_SECONDS)
+        self._tell_undertaker(0)
+        with contextlib.suppress(BrokenPipeError):
+            self._undertaker.communicate()
         for reserved in self._reserved:
             reserved.close()
 

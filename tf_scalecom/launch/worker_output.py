@@ -3,6 +3,7 @@
 import codecs
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
@@ -80,7 +81,8 @@ class OutputDisplay:
 
     On a terminal the live line is redrawn in place below everything else. Elsewhere (a file, a
     pipe) only whole lines are written, and the changing state of an unfinished line every
-    `repeat_seconds`, so that a long epoch does not look like a hang.
+    `repeat_seconds`, so that a long epoch does not look like a hang. Where nothing can be written
+    any more, as on a full disk, that is said once on stderr; a reader that has gone is an error.
 
     Args:
         stream: where to print.
@@ -101,7 +103,7 @@ class OutputDisplay:
     ):
         self.quiet = quiet
         self.leave_out = leave_out
-        self._stream = stream
+        self._stream: TextIO | None = stream
         self._terminal = stream.isatty()
         self._assemblers = [LineAssembler() for _ in range(num_workers)]
         width = len(str(num_workers - 1))
@@ -131,30 +133,30 @@ class OutputDisplay:
         ):
             self._write_line(self._prefixes[0] + unfinished)
             self._repeated = unfinished
-        self._stream.flush()
+        self._flush()
 
     def note(self, text: str) -> None:
         """Print a message of the launcher itself."""
         for line in text.split("\n"):
             self._write_line("[run] " + line)
-        self._stream.flush()
+        self._flush()
 
     def finish(self) -> None:
         """Print every line that was left unfinished, once all workers have ended."""
         for index, assembler in enumerate(self._assemblers):
             if assembler.unfinished:
                 self.show(index, b"\n")
-        self._stream.flush()
+        self._flush()
 
     def _write_line(self, line: str) -> None:
         if self._live:
-            self._stream.write(_CLEAR_LINE)
+            self._write(_CLEAR_LINE)
             self._live = ""
         if not self._terminal:
             line = _ESCAPES.sub("", line)
         elif "\x1b" in line:
             line += _RESET_COLOURS
-        self._stream.write(line + "\n")
+        self._write(line + "\n")
         self._last_write = time.monotonic()
 
     def _draw_live(self, line: str) -> None:
@@ -166,5 +168,26 @@ class OutputDisplay:
         plain = _ESCAPES.sub("", line)
         if len(plain) >= columns:
             shown = plain[: columns - 1]
-        self._stream.write(_CLEAR_LINE + shown)
+        self._write(_CLEAR_LINE + shown)
         self._live = line
+
+    def _write(self, text: str) -> None:
+        self._try(lambda stream: stream.write(text))
+
+    def _flush(self) -> None:
+        self._try(lambda stream: stream.flush())
+
+    def _try(self, action: Callable[[TextIO], object]) -> None:
+        if self._stream is None:
+            return
+        try:
+            action(self._stream)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._stream = None
+            print(
+                f"[run] no more output: {error.strerror}; the workers go on, and so do their logs "
+                "where there is room",
+                file=sys.stderr,
+            )

@@ -9,15 +9,28 @@ import functools
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 _SIGTERM = {signal.SIGTERM}
 _forking = threading.local()  # the signals that a thread blocked before
 
 
 @functools.cache
-def obey_sigterm() -> None:
-    """Has processes forked from now on end by SIGTERM, if the program has no handler of its own."""
-    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_reset)
+def obey_sigterm(is_the_workers: Callable[..., bool]) -> None:
+    """Has processes forked from now on end by SIGTERM, if the program has no handler of its own.
+
+    Args:
+        is_the_workers: whether a handler is one for the worker alone.
+    """
+
+    def reset():
+        handler = signal.getsignal(signal.SIGTERM)
+        # What else Python knows of is the program's, not TensorFlow's.
+        if handler in (signal.SIG_DFL, None) or is_the_workers(handler):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _release()
+
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=reset)
 
 
 def _hold():
@@ -27,10 +40,3 @@ def _hold():
 
 def _release():
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.blocked)
-
-
-def _reset():
-    # What Python knows of is the program's, not TensorFlow's.
-    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _release()

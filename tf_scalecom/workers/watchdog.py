@@ -73,10 +73,15 @@ class Watchdog:
         self._thread.start()
         atexit.register(_stop, weakref.ref(self))
 
-    def stop(self):
-        """Ends the watch."""
+    def end(self):
+        """Has the watch end within a second."""
         self._stopped.set()
         self._failure_cause.stop()
+        self._note.end()
+
+    def stop(self):
+        """Ends the watch."""
+        self.end()
         self._note.stop()
         self._thread.join(_LAST_CALL_SECONDS)
 

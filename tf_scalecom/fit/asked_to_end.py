@@ -1,0 +1,80 @@
+"""A worker that is asked to end, by SIGTERM, ends training on all workers, between two steps.
+
+TensorFlow catches SIGTERM and goes on, so that whoever asks has to kill it in the end. In `fit` on
+several workers, one that is asked goes on to the next step, where it votes for the end of the data
+(`stop_together.py`); the epoch then ends on all, which tell each other who was asked, and end
+before a callback takes the epoch for a whole one. Started again they go on from their last backup.
+Anywhere else a worker ends at once.
+
+The exit code is 143, 128 + SIGTERM, as of a program that SIGTERM has ended. A handler of the
+program's own is left alone.
+"""
+
+import signal
+import sys
+import threading
+from typing import NoReturn
+
+from tf_scalecom.compat.keras_calls import outermost_call
+from tf_scalecom.workers.workers import Workers
+
+EXIT_CODE = 128 + signal.SIGTERM
+
+
+class _Request:
+    """Whether this worker was asked."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+
+    def handle(self, signum, frame) -> None:
+        call = outermost_call()
+        in_fit = (
+            call is not None and call.name == "fit" and hasattr(call.callbacks, "ends_together")
+        )
+        if self.is_made or not in_fit:
+            _end("tf_scalecom: asked to end (SIGTERM)")
+        self.is_made = True
+        _say("tf_scalecom: asked to end (SIGTERM); all workers end after this step")
+
+
+_request = _Request()
+
+
+def listen() -> None:
+    """Handles SIGTERM from now on, once TensorFlow has taken it, unless the program does."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # where Python takes no handlers
+    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
+        signal.signal(signal.SIGTERM, _request.handle)
+
+
+def is_own(handler) -> bool:
+    """Whether a handler of SIGTERM is this one."""
+    return handler == _request.handle
+
+
+def was_asked() -> bool:
+    """Whether this worker was asked to end, and has not yet."""
+    return _request.is_made
+
+
+def end_if_asked(workers: Workers) -> None:
+    """Ends the program if any worker was asked to; a collective call.
+
+    Raises:
+        SystemExit: one was.
+    """
+    asked = workers.gather(_request.is_made, "requests to end")
+    who = [name for name, is_asked in zip(workers.names, asked, strict=True) if is_asked]
+    if who:
+        _end(f"tf_scalecom: training ends, as {', '.join(who)} was asked to (SIGTERM)")
+
+
+def _end(words) -> NoReturn:
+    _say(f"{words}; exit code {EXIT_CODE}")
+    raise SystemExit(EXIT_CODE)
+
+
+def _say(words):
+    print(words, file=sys.stderr, flush=True)
