@@ -173,6 +173,44 @@ def test_a_worker_that_is_asked_to_end_ends_training_on_all(folder):
             assert "Traceback" not in said and "CollectiveReduce" not in said, said
 
 
+ASKED_AT = """
+import json, os, signal, sys
+import keras, numpy as np
+import tf_scalecom as sc
+
+strategy = sc.MultiWorkerMirroredStrategy()
+is_asked = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+class Asks(keras.callbacks.Callback):
+    pass
+
+def ask(self, *_, **__):
+    if is_asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+setattr(Asks, sys.argv[1], ask)
+x, y = np.ones((64, 4)), np.ones((64, 1))
+if "test" in sys.argv[1]:
+    model.evaluate(x, y, batch_size=8, callbacks=[Asks()], verbose=0)
+else:
+    model.fit(x, y, batch_size=8, callbacks=[Asks()], verbose=0)
+print("went on")
+"""
+
+
+@scenario(("on_epoch_end", [143, 143]), ("on_test_batch_end", [1, 143]))
+def test_whenever_a_worker_is_asked_to_end_none_goes_on(when, codes, folder):
+    """After the last step on all; out of training alone, which the other notices."""
+    script = folder / "script.py"
+    script.write_text(ASKED_AT)
+    with start_scripts(script, 2, when, log_dir=folder / "logs") as workers:
+        assert workers.wait(START_SECONDS) == codes, all_output(workers)
+        assert "went on" not in all_output(workers)
+
+
 @scenario()
 def test_a_launcher_that_is_asked_to_end_needs_no_kill(folder):
     command = [sys.executable, "-m", "tf_scalecom", "run", "-n", "3", "--log-dir"]

@@ -4,12 +4,14 @@ TensorFlow catches SIGTERM and goes on, so that whoever asks has to kill it in t
 several workers, one that is asked goes on to the next step, where it votes for the end of the data
 (`stop_together.py`); the epoch then ends on all, which tell each other who was asked, and end
 before a callback takes the epoch for a whole one. Started again they go on from their last backup.
-Anywhere else a worker ends at once.
+Anywhere else a worker ends at once, and the others with an error that names it.
 
 The exit code is 143, 128 + SIGTERM, as of a program that SIGTERM has ended. A handler of the
 program's own is left alone.
 """
 
+import atexit
+import os
 import signal
 import sys
 import threading
@@ -33,6 +35,8 @@ class _Request:
             call is not None and call.name == "fit" and hasattr(call.callbacks, "ends_together")
         )
         if self.is_made or not in_fit:
+            # TensorFlow would wait at exit for the others, who may wait for this one.
+            atexit.register(_leave)
             _end("tf_scalecom: asked to end (SIGTERM)")
         self.is_made = True
         _say("tf_scalecom: asked to end (SIGTERM); all workers end after this step")
@@ -74,6 +78,12 @@ def end_if_asked(workers: Workers) -> None:
 def _end(words) -> NoReturn:
     _say(f"{words}; exit code {EXIT_CODE}")
     raise SystemExit(EXIT_CODE)
+
+
+def _leave():
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_CODE)
 
 
 def _say(words):

@@ -37,6 +37,7 @@ class _StopsTogether:
 
     def on_train_end(self, logs=None):
         super().on_train_end(logs)
+        asked_to_end.end_if_asked(self._extended.workers)  # after the last step
         alike_state.require_alike(self.model, self._extended.workers, "after the last epoch")
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -89,7 +90,9 @@ class _StopsTogether:
 
     def _vote(self, doing):
         self._take_over(doing)
-        if doing in self._asked or (doing == "training" and asked_to_end.was_asked()):
+        if asked_to_end.was_asked():
+            self._asked.add(doing)
+        if doing in self._asked:
             self._extended.step_count.ask(True)
 
     def _agree(self, doing):
