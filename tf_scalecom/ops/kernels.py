@@ -154,8 +154,8 @@ class Kernels(Protocol):
     ) -> None:
         """Variable -= learning_rate * gradient, where that is not 0.
 
-        To the bit what a dense gradient gives, but that a subnormal element stays where the
-        gradient is 0.
+        To the bit what a dense gradient gives, but that where the gradient is 0 a subnormal element
+        stays, and all others do under a learning rate that is not finite.
 
         Args:
             variables: float32, all different, updated.
