@@ -11,16 +11,20 @@ program's own is left alone.
 """
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from typing import NoReturn
 
 from tf_scalecom.compat.keras_calls import outermost_call
 from tf_scalecom.workers.workers import Workers
 
 EXIT_CODE = 128 + signal.SIGTERM
+# What the first worker leaves the others to leave, and until a request is looked at again.
+_FIRST_SECONDS, _AGAIN_SECONDS = 1.0, 0.5
 
 
 class _Request:
@@ -35,8 +39,12 @@ class _Request:
             call is not None and call.name == "fit" and hasattr(call.callbacks, "ends_together")
         )
         if self.is_made or not in_fit:
-            # TensorFlow would wait at exit for the others, who may wait for this one.
-            atexit.register(_leave)
+            if _makes_an_error(frame):
+                # An error that TensorFlow is making, of a worker that failed, comes first.
+                again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signum))
+                again.daemon = True
+                again.start()
+                return
             _end("tf_scalecom: asked to end (SIGTERM)")
         self.is_made = True
         _say("tf_scalecom: asked to end (SIGTERM); all workers end after this step")
@@ -72,19 +80,42 @@ def end_if_asked(workers: Workers) -> None:
     asked = workers.gather(_request.is_made, "requests to end")
     who = [name for name, is_asked in zip(workers.names, asked, strict=True) if is_asked]
     if who:
-        _end(f"tf_scalecom: training ends, as {', '.join(who)} was asked to (SIGTERM)")
+        # The first worker is TensorFlow's coordinator, without whom it would abort the others.
+        is_first = workers.rank == 0
+        _end(
+            f"tf_scalecom: training ends, as {', '.join(who)} was asked to (SIGTERM)",
+            after_seconds=_FIRST_SECONDS if is_first else 0.0,
+        )
 
 
-def _end(words) -> NoReturn:
+def _end(words, after_seconds=0.0) -> NoReturn:
     _say(f"{words}; exit code {EXIT_CODE}")
+    with contextlib.suppress(ValueError):  # in another thread than the main one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is under way
+    # TensorFlow would wait at exit: for the others, who may wait for this one, and for threads of
+    # its data, which may wait for Python.
+    atexit.register(_leave, after_seconds)
     raise SystemExit(EXIT_CODE)
 
 
-def _leave():
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_CODE)
+def _leave(after_seconds):
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(after_seconds)
+    finally:
+        os._exit(EXIT_CODE)
+
+
+def _makes_an_error(frame):
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("errors_impl.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _say(words):
-    print(words, file=sys.stderr, flush=True)
+    # Not by `sys.stderr`, which this may have interrupted.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{words}\n".encode())

@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 
+from tf_scalecom.compat.keras_calls import outermost_call
 from tf_scalecom.compat.keras_trainer import EpochIterator
 from tf_scalecom.fit import alike_state, asked_to_end
 
@@ -90,10 +91,15 @@ class _StopsTogether:
 
     def _vote(self, doing):
         self._take_over(doing)
-        if asked_to_end.was_asked():
+        # Of training and its validation; what a callback evaluates or predicts is its own.
+        if asked_to_end.was_asked() and self._is_of_fit() and doing != "predicting":
             self._asked.add(doing)
         if doing in self._asked:
             self._extended.step_count.ask(True)
+
+    def _is_of_fit(self):
+        call = outermost_call()
+        return call is not None and call.callbacks is self
 
     def _agree(self, doing):
         self._extended.step_count.ask(False)

@@ -19,7 +19,7 @@ def main() -> None:
     if groups and groups[-1] == 0:
         return
     for group in groups:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
 
 

@@ -1,6 +1,7 @@
 """The output of several workers on one terminal: whole prefixed lines and one live progress bar."""
 
 import codecs
+import contextlib
 import re
 import shutil
 import sys
@@ -186,8 +187,9 @@ class OutputDisplay:
             raise
         except OSError as error:
             self._stream = None
-            print(
-                f"[run] no more output: {error.strerror}; the workers go on, and so do their logs "
-                "where there is room",
-                file=sys.stderr,
-            )
+            with contextlib.suppress(OSError):  # it may go to the same full disk
+                print(
+                    f"[run] no more output: {error.strerror}; the workers go on, and so do their "
+                    "logs where there is room",
+                    file=sys.stderr,
+                )
