@@ -81,12 +81,12 @@ def own_names(tree: ast.AST) -> set[str]:
     return found
 
 
-# Public, whatever their first letter.
-OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields"}
+# Public, whatever their first letter: of named tuples, and of `os`.
+PUBLIC = {"_replace", "_asdict", "_fields", "_exit"}
 
 
 def undeclared(tree: ast.AST) -> set[str]:
-    return private_uses(tree) - own_names(tree) - DECLARED - OF_NAMED_TUPLES
+    return private_uses(tree) - own_names(tree) - DECLARED - PUBLIC
 
 
 def frames_read(tree: ast.AST) -> list[str]:

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from typing import NoReturn
 
 from tf_scalecom.compat.keras_calls import outermost_call
@@ -108,11 +109,8 @@ def _leave(after_seconds):
 
 
 def _makes_an_error(frame):
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("errors_impl.py"):
-            return True
-        frame = frame.f_back
-    return False
+    places = (entry.filename for entry in traceback.extract_stack(frame))
+    return any(place.endswith("errors_impl.py") for place in places)
 
 
 def _say(words):

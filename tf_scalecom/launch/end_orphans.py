@@ -12,12 +12,14 @@ import sys
 
 
 def main() -> None:
-    """Reads to the end, which comes with the other's, and kills."""
+    """Reads to the last word, or to the end that comes with the other's, and then kills."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # for those who can still clean up themselves
-    groups = [int(line) for line in sys.stdin]
-    if groups and groups[-1] == 0:
-        return
+    groups = []
+    for line in sys.stdin:
+        groups.append(int(line))
+        if groups[-1] == 0:
+            return
     for group in groups:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)

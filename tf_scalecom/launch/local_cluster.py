@@ -203,8 +203,8 @@ class LocalCluster:
         self.send_signal(signal.SIGKILL)
         self.wait(_REAP_SECONDS)
         self._tell_undertaker(0)
-        with contextlib.suppress(BrokenPipeError):
-            self._undertaker.communicate()
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._undertaker.communicate(timeout=_REAP_SECONDS)
         for reserved in self._reserved:
             reserved.close()
 

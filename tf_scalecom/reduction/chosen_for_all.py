@@ -191,13 +191,6 @@ def _block_count(tensor):
     return -(-tensor.elements // tensor.chunk_keep)
 
 
-def compensated(
-    gradients: Sequence[tf.Tensor], residuals: Sequence[tf.Variable]
-) -> list[tf.Tensor]:
-    """Residual + gradient of each variable."""
-    return [tf.cast(g, tf.float32) + m for g, m in zip(gradients, residuals, strict=True)]
-
-
 def chunk_numbers(tensor: TensorLayout) -> tf.Tensor:
     """The number of each element's chunk, in the tensor's shape."""
     return tf.reshape(tf.range(tensor.elements) // tensor.chunk_size, tensor.shape)

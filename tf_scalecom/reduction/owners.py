@@ -9,7 +9,7 @@ of it is with the owner, the owner's choice is nearly that of the sum.
 import tensorflow as tf
 
 from tf_scalecom.reduction import MethodOptions
-from tf_scalecom.reduction.chosen_for_all import SharesTopK, chunk_numbers, compensated
+from tf_scalecom.reduction.chosen_for_all import SharesTopK, chunk_numbers
 from tf_scalecom.reduction.picture import ResidualPictures
 from tf_scalecom.wire.config import CompressionConfig
 
@@ -47,7 +47,7 @@ class OwnersTopK(SharesTopK):
                 [
                     tf.where((c % n != replica) & due, self._pictures.picture(p, tensor), 0.0)
                     for p, tensor, c, due in zip(
-                        compensated(own, residuals), tensors, chunks, is_due, strict=True
+                        _compensated(own, residuals), tensors, chunks, is_due, strict=True
                     )
                 ]
             )
@@ -72,3 +72,7 @@ class OwnersTopK(SharesTopK):
 
     def _first_led(self, replica, step, num_replicas):
         return replica
+
+
+def _compensated(gradients, residuals):
+    return [tf.cast(g, tf.float32) + m for g, m in zip(gradients, residuals, strict=True)]
