@@ -80,21 +80,25 @@ def mixed(residuals, gradients, chunk_size, kind):
     return gradients + (pictures.mean(axis=0) - pictures)
 
 
-def collected(residuals, gradients, step, chunk_size, every, kind):
-    """Gradients of a step in which owners are handed a part of their chunks' residuals.
+def run_of_chunks(elements, chunk_size, replicas):
+    """Which of as many runs of chunks as there are replicas each element is in."""
+    chunks = -(-elements // chunk_size)
+    return np.arange(elements) // chunk_size // -(-chunks // replicas)
 
-    Chunk c is owned by replica c mod n; every n chunks are handed over in the same step.
-    """
-    pictures = pictures_of(residuals + gradients, chunk_size, kind)
-    gradients = gradients.copy()
-    n, elements = gradients.shape
-    for chunk in range(-(-elements // chunk_size)):
-        if chunk // n % every == step % every:
-            at, owner = slice(chunk * chunk_size, (chunk + 1) * chunk_size), chunk % n
-            pictures[owner, at] = 0
-            gradients[:, at] -= pictures[:, at]
-            gradients[owner, at] += pictures[:, at].sum(axis=0)
-    return gradients
+
+def collected(residuals, gradients, chunk_size, chunk_keep, ratio):
+    """Residuals + gradients where each run of chunks has an owner, whom the others hand theirs."""
+    compensated = residuals + gradients
+    owners = run_of_chunks(compensated.shape[1], chunk_size, len(compensated))
+    handed = np.zeros_like(compensated)
+    for replica, own in enumerate(compensated):
+        indices = chunk_indices(own, chunk_size, chunk_keep, ratio)
+        indices = indices[owners[indices] != replica]
+        handed[replica, indices] = own[indices].astype(ml_dtypes.bfloat16)
+    compensated -= handed
+    elements = np.arange(compensated.shape[1])
+    compensated[owners, elements] += handed.sum(axis=0)
+    return compensated
 
 
 def largest_blocks(compensated, signs, size):
@@ -123,7 +127,7 @@ def adam_step(sums, second_moment, beta_2, step, limit):
 
 
 def led_by_all(compensated, step, chunk_size):
-    """What is ranked where every replica leads a share: chunk c of replica (step + c) mod n."""
-    elements = np.arange(compensated.shape[1])
-    leaders = (step + elements // chunk_size) % len(compensated)
-    return compensated[leaders, elements]
+    """What is ranked where every replica i leads run i + step of the chunks."""
+    replicas, size = compensated.shape
+    leaders = (run_of_chunks(size, chunk_size, replicas) - step) % replicas
+    return compensated[leaders, np.arange(size)]

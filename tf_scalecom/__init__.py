@@ -14,7 +14,8 @@ from tf_scalecom.base.lazy_names import lazy_names
 from tf_scalecom.version import __version__
 
 if TYPE_CHECKING:
-    from tf_scalecom import callbacks, ops
+    from tf_scalecom import callbacks, methods, ops
+    from tf_scalecom.compressed_optimizer import CompressedOptimizer
     from tf_scalecom.cross_device_ops import ScaleComAllReduce
     from tf_scalecom.optimizer import ScaleComOptimizer
     from tf_scalecom.recipes import recipe
@@ -24,18 +25,21 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "CompressedOptimizer": "tf_scalecom.compressed_optimizer",
             "CompressionReport": "tf_scalecom.wire.report",
             "CompressionRow": "tf_scalecom.wire.report",
             "MultiWorkerMirroredStrategy": "tf_scalecom.strategy",
             "ScaleComAllReduce": "tf_scalecom.cross_device_ops",
             "ScaleComOptimizer": "tf_scalecom.optimizer",
             "callbacks": "tf_scalecom.callbacks",
+            "methods": "tf_scalecom.methods",
             "ops": "tf_scalecom.ops",
             "recipe": "tf_scalecom.recipes",
         },
     )
 
 __all__ = [
+    "CompressedOptimizer",
     "CompressionReport",
     "CompressionRow",
     "MultiWorkerMirroredStrategy",
@@ -43,6 +47,7 @@ __all__ = [
     "ScaleComOptimizer",
     "__version__",
     "callbacks",
+    "methods",
     "ops",
     "recipe",
 ]

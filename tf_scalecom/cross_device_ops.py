@@ -12,7 +12,6 @@ from tf_scalecom.reduction.communicator import CollectiveCommunicator
 from tf_scalecom.reduction.exchange import Exchanged, exchange
 from tf_scalecom.reduction.method import Method
 from tf_scalecom.update import keras_hooks
-from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.layout import Layout
 from tf_scalecom.wire.plan import Plan
 from tf_scalecom.wire.route import BUCKET_BYTES
@@ -26,7 +25,7 @@ _local_group_keys = itertools.count(1 << 20)
 
 
 # What users give `exchange` is a plan already: the method's own arguments do not count.
-_CLT_K = CltK(CompressionConfig())
+_CLT_K = CltK()
 
 
 class ScaleComAllReduce(CollectiveAllReduce):

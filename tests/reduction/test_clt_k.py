@@ -8,12 +8,11 @@ import tensorflow as tf
 from cases import EXCHANGES, SHAPES, Case
 from reference import scalecom_step
 
-from tf_scalecom.ops import xla
 from tf_scalecom.ops.backends import BACKENDS
+from tf_scalecom.ops.words import pack_offsets, unpack_offsets
 from tf_scalecom.reduction import clt_k
 from tf_scalecom.reduction import exchange as by_any_method
 from tf_scalecom.reduction.communicator import ListCommunicator
-from tf_scalecom.wire.config import CompressionConfig
 
 WIRE = {"float32": np.float32, "float16": np.float16, "bfloat16": tf.bfloat16.as_numpy_dtype}
 
@@ -39,7 +38,7 @@ def exchange(gradients, residuals, layout, step):
         variables,
         tf.constant(step),
         ListCommunicator(len(gradients)),
-        clt_k.CltK(CompressionConfig()),
+        clt_k.CltK(),
     )
     return Result(
         exchanged.gradients,
@@ -295,7 +294,7 @@ def test_packing_offsets_loses_nothing(case):
     rng = np.random.default_rng(0)
     tensors = [layout.tensors[i] for i in layout.compressed]
     offsets = [tf.constant(rng.integers(0, t.chunk_size, t.kept), tf.int32) for t in tensors]
-    words = xla.pack_offsets(offsets, layout)
+    words = pack_offsets(offsets, layout)
     assert words.shape == [layout.offset_words]
-    for got, expected in zip(xla.unpack_offsets(words, layout), offsets, strict=True):
+    for got, expected in zip(unpack_offsets(words, layout), offsets, strict=True):
         np.testing.assert_array_equal(got, expected)

@@ -96,13 +96,12 @@ def test_four_learners_agree_with_the_specification_for_20_steps(method, changes
         if method == "mixed_top_k" and step % config.picture_every == 0:
             own_gradients = mixed(residuals, own_gradients, tensor.chunk_size, config.picture)
         if method == "owners_top_k":
-            own_gradients = collected(
+            own_gradients = -residuals + collected(
                 residuals,
                 own_gradients,
-                step,
                 tensor.chunk_size,
-                config.picture_every,
-                config.picture,
+                tensor.chunk_keep,
+                tensor.compression_ratio,
             )
         expected, residuals, indices = scalecom_step(
             residuals,
@@ -477,7 +476,13 @@ def test_bytes_follow_the_stated_formulas(learners):
     assert sent("dense") == pytest.approx(4 * (large + small) * ring)
     values = (4 * kept + flag + 4 * small) * ring
     assert sent("clt_k") == pytest.approx(values + kept * ring / 2)
-    assert sent("mean_top_k") == sent("shares_top_k") == sent("clt_k")
+    assert sent("mean_top_k") == sent("clt_k")
+    share = -(-kept // learners)
+    padding = (learners - 1) * (-share % 4 + learners * share - kept)
+    assert sent("shares_top_k") == pytest.approx(sent("clt_k") + padding)
+    message = 4 * (-(-share // 4) + -(-share // 2))
+    handed = (learners - 1) * message
+    assert sent("owners_top_k") == pytest.approx(sent("shares_top_k") + handed)
     pictures = (large / 8 + 2 * large / SMALL.compression_ratio) * (learners - 1)
     assert sent("mixed_top_k", picture_every=4) == pytest.approx(sent("clt_k") + pictures / 4)
     assert sent("mixed_top_k", picture_every=1, picture="large_signs") == pytest.approx(
@@ -491,8 +496,6 @@ def test_bytes_follow_the_stated_formulas(learners):
     assert sent("sent_moment_top_k") == pytest.approx(sent("clt_k") + 4 * kept * ring)
     sketched = sent("sketch_top_k", chunk_keep=8) - 2 * large / 8 * ring
     assert sketched == pytest.approx(sent("random_k", chunk_keep=8))
-    handed = pictures / learners
-    assert sent("owners_top_k", picture_every=4) == pytest.approx(sent("clt_k") + handed / 4)
     # An exact selection's offsets take two bytes each.
     exact = sent("mean_top_k", selection="exact")
     assert exact == pytest.approx(values + 2 * kept * ring / 2)

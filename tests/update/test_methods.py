@@ -18,16 +18,10 @@ SHAPES = ((61, 50), (10,), (61, 50))
 STEPS = 4
 
 
-class ByMethod(sc.ScaleComOptimizer):
-    """A `ScaleComOptimizer` that reduces by any method."""
-
-    def __init__(self, inner, method, **arguments):
-        super().__init__(inner, compression_ratio=20, **arguments)
-        options = MethodOptions(CompressionConfig(compression_ratio=20), rank=2, seed=1)
-        self._chosen = method.from_options(options)
-
-    def _method(self):
-        return self._chosen
+def by_method(inner, method, **arguments):
+    """An optimizer that reduces by any method."""
+    options = MethodOptions(CompressionConfig(compression_ratio=20), rank=2, seed=1)
+    return sc.CompressedOptimizer(inner, method.from_options(options), **arguments)
 
 
 def trained(strategy, method, **arguments):
@@ -38,7 +32,7 @@ def trained(strategy, method, **arguments):
     with strategy.scope():
         variables = [keras.Variable(np.zeros(s, np.float32)) for s in SHAPES]
         # At rate 1, from zero, the variables show the sum of all that was reduced, negated.
-        optimizer = ByMethod(keras.optimizers.SGD(1.0), method, **arguments)
+        optimizer = by_method(keras.optimizers.SGD(1.0), method, **arguments)
         optimizer.build(variables)
 
     @tf.function
@@ -124,7 +118,7 @@ def test_a_step_that_is_not_finite_changes_nothing(name):
     strategy = make_strategy("scalecom_ops")
     with strategy.scope():
         variable = keras.Variable(np.zeros(SHAPES[0], np.float32))
-        optimizer = ByMethod(keras.optimizers.SGD(1.0), method_class(name))
+        optimizer = by_method(keras.optimizers.SGD(1.0), method_class(name))
         optimizer.build([variable])
 
     @tf.function

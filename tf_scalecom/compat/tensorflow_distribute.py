@@ -13,6 +13,7 @@ _DISTRIBUTE = "tensorflow.python.distribute"
 _KEYS = "calls with keys of this package's own, which TensorFlow's public functions count"
 all_reduce: Any = symbol("tensorflow.python.ops.collective_ops.all_reduce_v2", _KEYS)
 all_gather: Any = symbol("tensorflow.python.ops.collective_ops.all_gather_v2", _KEYS)
+all_to_all: Any = symbol("tensorflow.python.ops.collective_ops.all_to_all_v2", _KEYS)
 broadcast_send: Any = symbol("tensorflow.python.ops.collective_ops.broadcast_send_v2", _KEYS)
 broadcast_receive: Any = symbol("tensorflow.python.ops.collective_ops.broadcast_recv_v2", _KEYS)
 CollectiveKeys: Any = symbol(

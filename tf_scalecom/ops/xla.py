@@ -11,15 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_scalecom.ops.kernels import Compensated, Gathered
+from tf_scalecom.ops.words import flat_indices, pack_offsets, slices
 from tf_scalecom.wire.layout import Layout, TensorLayout
 from tf_scalecom.wire.selection import MAX_CHUNK_SIZE
 
 name = "xla"
 title = "plain TensorFlow kernels"
 descends_in_place = False
-
-# Width of an offset in bytes -> its type.
-_OFFSET_DTYPES = {1: tf.uint8, 2: tf.uint16, 4: tf.int32}
 
 
 def suits() -> tuple[bool, str]:
@@ -128,16 +126,6 @@ def scatter(
     ]
 
 
-def slices(words: tf.Tensor, reduced: tf.Tensor, layout: Layout) -> list[tf.IndexedSlices]:
-    """Sums as slices of the variables as vectors, in the variables' dtypes; arguments as there."""
-    tensors = _tensors(layout)
-    *values, _ = tf.split(reduced, [*(t.kept for t in tensors), 1])
-    return [
-        tf.IndexedSlices(tf.cast(v, t.dtype), i, tf.constant([t.elements], i.dtype))
-        for v, i, t in zip(values, flat_indices(words, layout), tensors, strict=True)
-    ]
-
-
 def descend(
     variables: Sequence[tf.Variable],
     slices: Sequence[tf.IndexedSlices],
@@ -147,60 +135,6 @@ def descend(
     for variable, of_variable in zip(variables, slices, strict=True):
         gradient = tf.reshape(tf.convert_to_tensor(of_variable), variable.shape)
         variable.assign_sub(gradient * learning_rate)
-
-
-def pack_offsets(offsets: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
-    """Packs offsets into as few bytes as their chunks need.
-
-    TensorFlow's collectives broadcast no 8- or 16-bit integers, so bytes travel as int32 words.
-
-    Args:
-        offsets: one int32 [kept] per compressed tensor of `layout`.
-        layout: the plan.
-
-    Returns:
-        int32 [layout.offset_words]: first all 1-byte offsets, then 2-byte, then 4-byte ones, each
-        group little-endian and padded with zeros to a whole word.
-    """
-    words = []
-    for width, members in layout.offset_groups.items():
-        group = tf.concat([offsets[i] for i in members], axis=0)
-        group = tf.cast(group, _OFFSET_DTYPES[width])
-        per_word = 4 // width
-        if per_word > 1:
-            group = tf.pad(group, [[0, -group.shape[0] % per_word]])
-            group = tf.bitcast(tf.reshape(group, [-1, per_word]), tf.int32)
-        words.append(group)
-    return tf.concat(words, axis=0)
-
-
-def unpack_offsets(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
-    """Inverse of `pack_offsets`: one int32 [kept] per compressed tensor of `layout`."""
-    offsets: dict[int, tf.Tensor] = {}
-    tensors = _tensors(layout)
-    start = 0
-    for width, members in layout.offset_groups.items():
-        sizes = [tensors[i].kept for i in members]
-        size = -(-sum(sizes) * width // 4)
-        group = words[start : start + size]
-        start += size
-        if width < 4:
-            group = tf.reshape(tf.bitcast(group, _OFFSET_DTYPES[width]), [-1])[: sum(sizes)]
-        parts = tf.split(tf.cast(group, tf.int32), sizes)
-        offsets.update(zip(members, parts, strict=True))
-    return [offsets[i] for i in range(len(tensors))]
-
-
-def flat_indices(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
-    """Indices in the flat tensors: [kept] each; int32, or int64 past 2**31 elements."""
-    indices = []
-    for offsets, tensor in zip(unpack_offsets(words, layout), _tensors(layout), strict=True):
-        dtype = tf.int32 if tensor.elements <= tf.int32.max else tf.int64
-        starts = tf.range(tensor.full_chunks, dtype=dtype) * tensor.chunk_size
-        tail = tf.fill([tensor.tail_keep], tensor.full_chunks * tensor.chunk_size)
-        starts = tf.concat([tf.repeat(starts, tensor.chunk_keep), tf.cast(tail, dtype)], axis=0)
-        indices.append(tf.cast(offsets, dtype) + starts)
-    return indices
 
 
 def limits(layout: Layout, limit: float | Sequence[float]) -> list[float]:

@@ -23,13 +23,13 @@ METHODS = {
         "oracle: the selection of the sum over all learners", "chosen_for_all", "MeanTopK"
     ),
     "shares_top_k": _Registered(
-        "every learner leads a share of the chunks", "chosen_for_all", "SharesTopK"
+        "every learner leads a share of the chunks", "shares", "SharesTopK"
     ),
     "mixed_top_k": _Registered(
         "clt_k, and residuals made alike now and then by pictures in few bits", "mixed", "MixedTopK"
     ),
     "owners_top_k": _Registered(
-        "every learner owns a share of the chunks; the others hand it their residuals in few bits",
+        "every learner owns a share of the chunks, and is handed what is largest there",
         "owners",
         "OwnersTopK",
     ),

@@ -8,20 +8,16 @@ import tensorflow as tf
 from tf_scalecom import ops
 from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 from tf_scalecom.reduction import MethodOptions
-from tf_scalecom.reduction.clt_k import Bucket, CltK
+from tf_scalecom.reduction.clt_k import Bucket, CltK, leading
 from tf_scalecom.reduction.communicator import Communicator
-from tf_scalecom.wire.config import CompressionConfig
-from tf_scalecom.wire.layout import TensorLayout
 from tf_scalecom.wire.report import ring_factor
 
 
 class _ChosenForAll(CltK):
     """Selects, by the same kernels, the largest elements of something that is alike on all."""
 
-    leader_chooses = False
-
-    def __init__(self, config: CompressionConfig):
-        super().__init__(config)
+    def __init__(self, **what_to_send):
+        super().__init__(**what_to_send)
         self._zeros: dict[tuple, tf.Variable] = {}  # by position and shape
 
     @abc.abstractmethod
@@ -41,7 +37,10 @@ class _ChosenForAll(CltK):
             communicator: joins the replicas.
         """
 
-    def _choices(self, bucket, compensated, leads, step, communicator):
+    def _who_selects(self, step, communicator):
+        return [False for _ in communicator.replica_ids]
+
+    def _agreed(self, bucket, compensated, step, communicator):
         layout = bucket.layout
         ranked = self._ranked(bucket, [own.values for own in compensated], step, communicator)
         zeros = [
@@ -49,10 +48,12 @@ class _ChosenForAll(CltK):
             for position, i in zip(bucket.compressed, layout.compressed, strict=True)
         ]
         kernels = ops.kernels_for(layout)
-        return [
-            kernels.compensate(own, zeros, leading, layout).words
-            for own, leading in zip(ranked, leads, strict=True)
+        chosen = [
+            kernels.compensate(own, zeros, leads, layout)
+            for own, leads in zip(ranked, leading(step, communicator), strict=True)
         ]
+        _, words = super()._agreed(bucket, chosen, step, communicator)
+        return compensated, words
 
     def _zero(self, *of_variable):
         """Zeros of a variable's position and shape; the kernels take each residual once."""
@@ -72,29 +73,6 @@ class MeanTopK(_ChosenForAll):
         return communicator.all_reduce(compensated)
 
 
-class SharesTopK(_ChosenForAll):
-    """Every replica leads a share of the chunks: in step t chunk c is led by (t + c) mod n.
-
-    Its bytes are those of CLT-k: each replica's share of the offsets goes to all others. Here
-    they come from a sum of what each leads, as where else they come from matters to nobody.
-    """
-
-    bounded = False  # the bound is about one leader's choice
-
-    def _ranked(self, bucket, compensated, step, communicator):
-        n = communicator.num_replicas
-        chunks = [chunk_numbers(bucket.layout.tensors[i]) for i in bucket.layout.compressed]
-        led = []
-        for replica, own in zip(communicator.replica_ids, compensated, strict=True):
-            first = tf.cast(self._first_led(replica, step, n), tf.int32)
-            led.append([tf.where(c % n == first, p, 0.0) for c, p in zip(chunks, own, strict=True)])
-        return communicator.all_reduce(led)
-
-    def _first_led(self, replica, step, num_replicas):
-        """The first of the chunks, one in `num_replicas`, that a replica leads in a step."""
-        return (tf.cast(replica, step.dtype) - step) % num_replicas
-
-
 class _DrawnForAll(_ChosenForAll):
     """With numbers at random, the same on all replicas by a seed that they share.
 
@@ -103,13 +81,13 @@ class _DrawnForAll(_ChosenForAll):
 
     bounded = False
 
-    def __init__(self, config: CompressionConfig, seed: int):
-        super().__init__(config)
+    def __init__(self, seed: int = 0, **what_to_send):
+        super().__init__(**what_to_send)
         self._seed = seed
 
     @classmethod
     def from_options(cls, options: MethodOptions):
-        return cls(options.compression, options.seed)
+        return cls(options.seed, **options.compression.get_config())
 
     def _drawn(self, bucket, step):
         """In [0, 1), new in each step, in the shape of each compressed variable."""
@@ -189,8 +167,3 @@ def _block_sums(values, tensor):
 
 def _block_count(tensor):
     return -(-tensor.elements // tensor.chunk_keep)
-
-
-def chunk_numbers(tensor: TensorLayout) -> tf.Tensor:
-    """The number of each element's chunk, in the tensor's shape."""
-    return tf.reshape(tf.range(tensor.elements) // tensor.chunk_size, tensor.shape)

@@ -17,9 +17,11 @@ All of this where every p_i is finite. Otherwise m_i' = m_i, and there is no g.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import keras
 import tensorflow as tf
 
 from tf_scalecom import ops
@@ -78,24 +80,47 @@ class _Exchange:
     finite: list[tf.Tensor]
 
 
+@keras.saving.register_keras_serializable(package="tf_scalecom")
 class CltK(Method):
     """The leader's selection for all. Its plan is a `Layout`, its state one residual a variable.
 
     Args:
-        config: what to send.
+        compression_ratio, beta, exclude, selection, chunk_keep, value_dtype: what to send, as of
+            `ScaleComOptimizer`.
 
-    Attributes:
-        leader_chooses: whether the choice is the leader's own; see `_choices`.
+    Raises:
+        ValueError: one is out of its range.
     """
 
-    elementwise = bounded = has_slices = leader_chooses = True
+    elementwise = bounded = has_slices = True
 
-    def __init__(self, config: CompressionConfig):
-        self._config = config
+    def __init__(
+        self,
+        compression_ratio: float | str | Mapping[str, float] = 100,
+        beta: float = 1.0,
+        exclude: str | Sequence[str] = (),
+        selection: str = "chunk",
+        chunk_keep: int = 1,
+        value_dtype: str = "float32",
+    ):
+        self._config = CompressionConfig(
+            compression_ratio=compression_ratio,
+            beta=beta,
+            exclude=exclude,
+            selection=selection,
+            chunk_keep=chunk_keep,
+            value_dtype=value_dtype,
+        )
 
     @classmethod
     def from_options(cls, options: MethodOptions):
-        return cls(options.compression)
+        return cls(**options.compression.get_config())
+
+    def get_config(self):
+        return self._config.get_config()
+
+    def excluded(self, paths):
+        return self._config.excluded(paths)
 
     def plan(self, variables, growth=1.0):
         return self._config.layout(variables, growth)
@@ -142,16 +167,16 @@ class CltK(Method):
         kernels = ops.kernels_for(layout)
 
         # 1. Residual + gradient and, on the leader, its largest. 2. Broadcast their offsets.
-        leader = tf.cast(step % communicator.num_replicas, tf.int32)
-        leads = [tf.equal(leader, replica) for replica in communicator.replica_ids]
-        compensated = [
-            kernels.compensate(g, m, leading if self.leader_chooses else False, layout)
-            for g, m, leading in zip(bucket.gradients, bucket.residuals, leads, strict=True)
+        own = [
+            kernels.compensate(g, m, selects, layout)
+            for g, m, selects in zip(
+                bucket.gradients,
+                bucket.residuals,
+                self._who_selects(step, communicator),
+                strict=True,
+            )
         ]
-        choices = self._choices(bucket, compensated, leads, step, communicator)
-        words = communicator.broadcast(
-            [lambda choice=choice: choice for choice in choices], leader, size=layout.offset_words
-        )
+        compensated, words = self._agreed(bucket, own, step, communicator)
 
         # 3. All-reduce the selected values, a finite flag and the dense tensors.
         # The flag is one more value: 0, or infinity from a replica whose residual + gradient is not
@@ -169,16 +194,35 @@ class CltK(Method):
         )
         return _Sent(bucket, words, [g.unsent for g in gathered], sums)
 
-    def _choices(
+    def _who_selects(self, step: tf.Tensor, communicator: Communicator) -> list[tf.Tensor | bool]:
+        """Whether each replica of this process selects of its own residual + gradient."""
+        return leading(step, communicator)
+
+    def _agreed(
         self,
         bucket: Bucket,
         compensated: Sequence[ops.Compensated],
-        leads: Sequence[tf.Tensor],
         step: tf.Tensor,
         communicator: Communicator,
-    ) -> list[tf.Tensor]:
-        """Words of each replica; the leader's count."""
-        return [own.words for own in compensated]
+    ) -> tuple[Sequence[ops.Compensated], list[tf.Tensor]]:
+        """What each replica then has of residual + gradient; and the words of what all send."""
+        words = communicator.broadcast(
+            [functools.partial(tf.identity, own.words) for own in compensated],
+            leader_of(step, communicator),
+            size=bucket.layout.offset_words,
+        )
+        return compensated, words
+
+
+def leader_of(step: tf.Tensor, communicator: Communicator) -> tf.Tensor:
+    """Id of the replica that leads in a step, int32 scalar."""
+    return tf.cast(step % communicator.num_replicas, tf.int32)
+
+
+def leading(step: tf.Tensor, communicator: Communicator) -> list[tf.Tensor]:
+    """Whether each replica of this process leads."""
+    leader = leader_of(step, communicator)
+    return [tf.equal(leader, replica) for replica in communicator.replica_ids]
 
 
 def bucket_of(

@@ -50,6 +50,27 @@ class Communicator(Protocol):
             int32 [size] for each replica of this process.
         """
 
+    def all_gather(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Gives every replica the vectors of all.
+
+        Args:
+            vectors: int32 [size] for each replica of this process.
+
+        Returns:
+            int32 [num_replicas, size], by id of the sender.
+        """
+
+    def all_to_all(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Gives every replica one vector of each.
+
+        Args:
+            vectors: int32 [num_replicas, size], by id of the receiver, for each replica of this
+                process.
+
+        Returns:
+            int32 [num_replicas, size], by id of the sender.
+        """
+
 
 class CollectiveCommunicator:
     """Communicates through TensorFlow's collective runtime.
@@ -95,6 +116,25 @@ class CollectiveCommunicator:
             words.append(tf.bitcast(sent, tf.int32))
         return words
 
+    def all_gather(self, vectors):
+        return self._as_words(lambda launcher, vector: launcher.stack(vector), vectors)
+
+    def all_to_all(self, vectors):
+        if _keys_clash(self.replica_ids):  # they are of one machine: its own memory is the wire
+            everything = self.all_gather([tf.reshape(v, [-1]) for v in vectors])
+            return [
+                tf.reshape(all_of, [self.num_replicas, *v.shape])[:, replica]
+                for all_of, v, replica in zip(everything, vectors, self.replica_ids, strict=True)
+            ]
+        return self._as_words(lambda launcher, vector: launcher.all_to_all(vector), vectors)
+
+    def _as_words(self, collective, vectors):
+        results = []
+        for launcher, vector in zip(self._launchers, vectors, strict=True):
+            sent = tf.bitcast(vector, _words_dtype(launcher.device))
+            results.append(tf.bitcast(collective(launcher, sent), tf.int32))
+        return results
+
 
 def _words_dtype(device: str) -> tf.DType:
     """What words of offsets are called on their way between devices of this kind.
@@ -106,11 +146,21 @@ def _words_dtype(device: str) -> tf.DType:
     return tf.float32 if tf.DeviceSpec.from_string(device).device_type == "GPU" else tf.int32
 
 
+def _keys_clash(replica_ids: Sequence[int]) -> bool:
+    """Whether the runtime would confuse two messages of an all-to-all.
+
+    It calls one from replica 1 to 11 by the same name as one from 11 to 1, and looks for it by that
+    name in the sender's process.
+    """
+    names = [str(replica) for replica in replica_ids]
+    return any(b != a and b.startswith(a) for a in names for b in names)
+
+
 class StrategyCommunicator:
     """Communicates through any `tf.distribute.Strategy` that can reduce, TPU included.
 
-    Such a strategy offers no broadcast with a sender chosen at run time: the leader's vector is
-    summed with zeros from all others.
+    Such a strategy offers no broadcast with a sender chosen at run time, nor messages of one to
+    another: what one sends is summed with zeros from all others.
     """
 
     route = ALL_REDUCE
@@ -131,7 +181,25 @@ class StrategyCommunicator:
 
     def broadcast(self, make, leader, size):
         masked = _zeros_unless_leader(make, self.replica_ids, leader, size)
-        return [vectors[0] for vectors in self.all_reduce([[vector] for vector in masked])]
+        return self._summed(masked)
+
+    def all_gather(self, vectors):
+        return self._summed([self._placed(v, r) for v, r in self._with_ids(vectors)])
+
+    def all_to_all(self, vectors):
+        sums = self._summed([self._placed(v, r) for v, r in self._with_ids(vectors)])
+        return [everything[:, replica] for everything, replica in self._with_ids(sums)]
+
+    def _with_ids(self, vectors):
+        return zip(vectors, self.replica_ids, strict=True)
+
+    def _summed(self, values):
+        return [parts[0] for parts in self.all_reduce([[value] for value in values])]
+
+    def _placed(self, value, replica):
+        """In one place for each replica, zeros in all of them but its own."""
+        mine = tf.one_hot(replica, self.num_replicas, dtype=value.dtype)
+        return tf.reshape(mine, [-1, *[1] * len(value.shape)]) * value
 
 
 class ListCommunicator:
@@ -154,6 +222,12 @@ class ListCommunicator:
         # Not a switch: each of its n branches would take what all n replicas' vectors are made of.
         vector = tf.add_n(_zeros_unless_leader(make, self.replica_ids, leader, size))
         return [vector] * self.num_replicas
+
+    def all_gather(self, vectors):
+        return [tf.stack(vectors)] * self.num_replicas
+
+    def all_to_all(self, vectors):
+        return tf.unstack(tf.stack(vectors, axis=1))
 
 
 def _zeros_unless_leader(make, replica_ids, leader, size) -> list[tf.Tensor]:

@@ -92,6 +92,23 @@ class Method(abc.ABC):
     def from_options(cls, options: MethodOptions) -> "Method":
         """The method that a user has asked for."""
 
+    def get_config(self) -> dict:
+        """Its arguments, as the constructor takes them, of one that users can name."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict) -> "Method":
+        """The reverse."""
+        return cls(**config)
+
+    def excluded(self, paths: Sequence[str]) -> frozenset[int]:
+        """Positions of the variables whose IndexedSlices stay sparse, of their paths.
+
+        Raises:
+            ValueError: the method's arguments name others.
+        """
+        return frozenset()
+
     @abc.abstractmethod
     def plan(self, variables: Sequence, growth: float = 1.0) -> Plan:
         """Plans the exchange of variables.

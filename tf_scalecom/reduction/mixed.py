@@ -14,26 +14,25 @@ import tensorflow as tf
 from tf_scalecom.reduction import MethodOptions
 from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.reduction.picture import ResidualPictures
-from tf_scalecom.wire.config import CompressionConfig
 
 
 class MixedTopK(CltK):
     """CLT-k with mixing. The pictures go to all by an all-gather; here their sum comes dense.
 
     Args:
-        config: what to send.
         pictures: what is mixed, and when.
+        what_to_send: as of `CltK`.
     """
 
     bounded = False  # the bound is about a choice by the residuals as they are
 
-    def __init__(self, config: CompressionConfig, pictures: ResidualPictures):
-        super().__init__(config)
+    def __init__(self, pictures: ResidualPictures, **what_to_send):
+        super().__init__(**what_to_send)
         self._pictures = pictures
 
     @classmethod
     def from_options(cls, options: MethodOptions):
-        return cls(options.compression, ResidualPictures.from_options(options))
+        return cls(ResidualPictures.from_options(options), **options.compression.get_config())
 
     def propose(self, gradients, plan, state, step, communicator):
         tensors = [plan.tensors[i] for i in plan.compressed]

@@ -1,78 +1,122 @@
-"""CLT-k where every replica owns a share of the chunks. In simulations, so far.
+"""CLT-k where every replica owns a share of the chunks, and is handed what is largest there.
 
-The owner of a chunk chooses there, by its own compensated gradient p = residual + gradient. Every K
-steps all others hand over a picture P(p) of theirs, in few bits: each takes it from its gradient,
-and the owner adds the sum of them to its own. So the sum of all residuals is what it was; as most
-of it is with the owner, the owner's choice is nearly that of the sum.
+The owner of a chunk chooses there in every step. All others first hand it what they themselves
+would choose, in bfloat16: each takes it from its compensated gradient, and the owner adds it to its
+own. So the sum of all residuals is what it was; as most of it is with the owner, the owner's choice
+is nearly that of the sum.
+
+    p_i           = m_i + g_i                                compensated
+    d_i           = largest |p_i| per chunk, in bfloat16     to each chunk's owner
+    p_i          -= d_i where another owns the chunk
+    p_owner      += sum of the others' d_i
+    I             = largest |p_owner| per chunk              to all
+    s_i, g, m_i'  as of CLT-k
 """
 
+import dataclasses
+
+import keras
 import tensorflow as tf
 
-from tf_scalecom.reduction import MethodOptions
-from tf_scalecom.reduction.chosen_for_all import SharesTopK, chunk_numbers
-from tf_scalecom.reduction.picture import ResidualPictures
-from tf_scalecom.wire.config import CompressionConfig
+from tf_scalecom import ops
+from tf_scalecom.ops.words import index_dtype, unpack_offsets
+from tf_scalecom.reduction.clt_k import summable_limit
+from tf_scalecom.reduction.shares import Shares, SharesTopK, shares_of_buckets
+from tf_scalecom.wire.dtypes import DTYPES
+
+_HANDED = "bfloat16"
 
 
+@keras.saving.register_keras_serializable(package="tf_scalecom")
 class OwnersTopK(SharesTopK):
-    """The owners' choices for all.
+    """The owners' choices for all; with `CltK`'s arguments, but for exact selection.
 
-    In each step a K-th of every owner's chunks is handed over, so that all steps send alike. On the
-    wire an owner receives the pictures of its chunks by an all-to-all; here it takes them from a
-    sum of all.
-
-    Args:
-        config: what to send.
-        pictures: what is handed over, and when.
+    Raises:
+        ValueError: an argument is out of its range.
     """
 
-    def __init__(self, config: CompressionConfig, pictures: ResidualPictures):
-        super().__init__(config)
-        self._pictures = pictures
-
-    @classmethod
-    def from_options(cls, options: MethodOptions):
-        return cls(options.compression, ResidualPictures.from_options(options))
-
-    def propose(self, gradients, plan, state, step, communicator):
-        n = communicator.num_replicas
-        tensors = [plan.tensors[i] for i in plan.compressed]
-        chunks = [chunk_numbers(tensor) for tensor in tensors]
-        now = tf.cast(step % self._pictures.every, tf.int32)
-        is_due = [c // n % self._pictures.every == now for c in chunks]
-        handed = []
-        for replica, own, residuals in zip(communicator.replica_ids, gradients, state, strict=True):
-            own = [own[i] for i in plan.compressed]
-            handed.append(
-                [
-                    tf.where((c % n != replica) & due, self._pictures.picture(p, tensor), 0.0)
-                    for p, tensor, c, due in zip(
-                        _compensated(own, residuals), tensors, chunks, is_due, strict=True
-                    )
-                ]
-            )
-        sums = communicator.all_reduce(handed)
-        collected = []
-        for replica, own, given, totals in zip(
-            communicator.replica_ids, gradients, handed, sums, strict=True
-        ):
-            own = list(own)
-            for i, c, gone, total in zip(plan.compressed, chunks, given, totals, strict=True):
-                moved = tf.where(c % n == replica, total, -gone)
-                own[i] += tf.cast(moved, own[i].dtype)
-            collected.append(own)
-        return super().propose(collected, plan, state, step, communicator)
-
     def report(self, plan, num_replicas, route):
-        report = super().report(plan, num_replicas, route)
-        others = (num_replicas - 1) / num_replicas
-        return report.with_more(
-            {i: others * self._pictures.bytes_per_step(plan.tensors[i]) for i in plan.compressed}
+        """Beside the shares' choices, what is handed over: an offset and a value of each chunk."""
+        others = num_replicas - 1
+        # Without collectives all messages of all to all are summed.
+        times = others if route.broadcasts else 2 * num_replicas * others
+        value_bytes = DTYPES[_HANDED].bytes
+        more, overhead = {}, 0.0
+        for positions, shares in shares_of_buckets(plan, num_replicas, route):
+            handed = 0
+            for i, share in zip(positions, shares.share.tensors, strict=True):
+                of_variable = share.kept * (value_bytes + share.offset_bytes)
+                more[i] = times * of_variable
+                handed += of_variable
+            overhead += times * (4 * _message_words(shares) - handed)
+        return super().report(plan, num_replicas, route).with_more(more, overhead)
+
+    def _who_selects(self, step, communicator):
+        return [True for _ in communicator.replica_ids]
+
+    def _first_share(self, step, communicator):
+        return 0
+
+    def _agreed(self, bucket, compensated, step, communicator):
+        collected = self._collected(bucket.layout, compensated, communicator)
+        return super()._agreed(bucket, collected, step, communicator)
+
+    def _collected(self, layout, compensated, communicator) -> list[ops.Compensated]:
+        """With each owner's part of what is handed over, its own part back among it."""
+        shares = Shares(layout, communicator.num_replicas)
+        handing = dataclasses.replace(layout, value_dtype=_HANDED)
+        kernels = ops.kernels_for(handing)
+        limit = summable_limit(_HANDED, "float32", communicator.num_replicas)
+        handed = [
+            kernels.gather(own.values, own.words, own.nonfinite, handing, limit)
+            for own in compensated
+        ]
+        received = communicator.all_to_all(
+            [
+                _message(shares, own.words, gathered.selected)
+                for own, gathered in zip(compensated, handed, strict=True)
+            ]
         )
+        return [
+            own._replace(values=_added(gathered.unsent, message, shares, replica))
+            for own, gathered, message, replica in zip(
+                compensated, handed, received, communicator.replica_ids, strict=True
+            )
+        ]
 
-    def _first_led(self, replica, step, num_replicas):
-        return replica
+
+def _message_words(shares) -> int:
+    """Of what one replica hands to another."""
+    value_bytes = DTYPES[_HANDED].bytes
+    return shares.share.offset_words + -(-value_bytes * shares.share.kept // 4)
 
 
-def _compensated(gradients, residuals):
-    return [tf.cast(g, tf.float32) + m for g, m in zip(gradients, residuals, strict=True)]
+def _message(shares, words, selected) -> tf.Tensor:
+    """int32 [owner, words of a message]: offsets, then values."""
+    values = shares.split_values(selected[:-1])
+    values = tf.pad(values, [[0, 0], [0, values.shape[1] % 2]])
+    values = tf.bitcast(tf.reshape(values, [shares.count, -1, 2]), tf.int32)
+    return tf.concat([shares.split(words), values], axis=1)
+
+
+def _added(unsent, messages, shares, replica) -> list[tf.Tensor]:
+    """Compensated gradients with what all have handed to a replica, by their ids in turn."""
+    share = shares.share
+    offsets = unpack_offsets(messages[:, : share.offset_words], share)
+    values = tf.bitcast(messages[:, share.offset_words :], _HANDED)
+    values = tf.reshape(values, [shares.count, -1])[:, : share.kept]
+    parts = tf.split(tf.cast(values, tf.float32), [t.kept for t in share.tensors], axis=1)
+    tensors = [shares.layout.tensors[i] for i in shares.layout.compressed]
+    collected = []
+    for p, of_share, own, part, tensor in zip(
+        unsent, share.tensors, offsets, parts, tensors, strict=True
+    ):
+        dtype = index_dtype(tensor)
+        chunks = tf.range(of_share.kept, dtype=dtype) // of_share.chunk_keep
+        chunks += tf.cast(replica, dtype) * of_share.full_chunks
+        indices = chunks * tensor.chunk_size + tf.cast(own, dtype)
+        # What pads a share is 0, wherever it is added.
+        indices = tf.minimum(indices, tensor.elements - 1)
+        flat = tf.tensor_scatter_nd_add(tf.reshape(p, [-1]), indices[..., tf.newaxis], part)
+        collected.append(tf.reshape(flat, p.shape))
+    return collected

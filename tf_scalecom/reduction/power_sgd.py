@@ -12,8 +12,10 @@ One step on replica i of n for the matrix of one variable, residual e_i, gradien
 import dataclasses
 import functools
 import math
+import numbers
 from collections.abc import Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -85,23 +87,30 @@ class _Exchange:
     finite: list[tf.Tensor]
 
 
+@keras.saving.register_keras_serializable(package="tf_scalecom")
 class PowerSGD(Method):
     """The low-rank rival. Its state is a residual and a shared query of each matrix.
 
     Args:
-        rank: of the matrices that travel, >= 1.
-        seed: of the queries to begin with.
+        rank: of the matrices that travel, an integer >= 1.
+        seed: of the queries to begin with, an integer >= 0.
+
+    Raises:
+        ValueError: an argument is out of its range.
     """
 
     has_ramp = False
 
     def __init__(self, rank: int = 1, seed: int = 0):
-        self._rank = rank
-        self._seed = seed
+        self._rank = _checked("rank", rank, least=1)
+        self._seed = _checked("seed", seed, least=0)
 
     @classmethod
     def from_options(cls, options: MethodOptions):
         return cls(options.rank, options.seed)
+
+    def get_config(self):
+        return {"rank": self._rank, "seed": self._seed}
 
     def plan(self, variables, growth=1.0):
         return LowRankPlan(Dense().plan(variables).tensors, self._rank)
@@ -195,6 +204,15 @@ class PowerSGD(Method):
             bytes_dense=sum(row.bytes_dense for row in rows),
             bytes_sent=sum(row.bytes_sent for row in rows),
         )
+
+
+def _checked(name, value, least) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(
+            f"`{name}` of PowerSGD: expected an integer >= {least}; received {value!r}. Correct "
+            "the argument."
+        )
+    return int(value)
 
 
 def _commit(pending, replica):

@@ -22,12 +22,11 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.ops import xla
+from tf_scalecom.ops.words import flat_indices
 from tf_scalecom.reduction import MethodOptions
 from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.reduction.method import Pending, Update
 from tf_scalecom.reduction.variables import ResidualVariable, SharedVariable
-from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.dtypes import DTYPES
 from tf_scalecom.wire.layout import Layout
 from tf_scalecom.wire.report import ring_factor
@@ -64,22 +63,22 @@ class _WithSecondMoment(CltK, abc.ABC):
     """What both ways have in common. A step is no part of a sum.
 
     Args:
-        config: what to send.
         beta_2: decay of the mean of squares.
         step_limit: the largest step of an element, in learning rates, or None. What is beyond goes
             back to the residuals.
+        what_to_send: as of `CltK`.
     """
 
     elementwise = bounded = conserves = has_slices = False
 
-    def __init__(self, config: CompressionConfig, beta_2: float, step_limit: float | None):
-        super().__init__(config)
+    def __init__(self, beta_2: float = 0.999, step_limit: float | None = None, **what_to_send):
+        super().__init__(**what_to_send)
         self._beta_2 = beta_2
         self._step_limit = step_limit
 
     @classmethod
     def from_options(cls, options: MethodOptions):
-        return cls(options.compression, options.beta_2, options.step_limit)
+        return cls(options.beta_2, options.step_limit, **options.compression.get_config())
 
     def init(self, plan):
         return [
@@ -287,7 +286,7 @@ def _sent_elements(pending, replica, plan) -> list[tf.Tensor]:
     by_position: dict[int, tf.Tensor] = {}
     for sent in pending.sent:
         if sent.words:
-            indices = xla.flat_indices(sent.words[replica], sent.bucket.layout)
+            indices = flat_indices(sent.words[replica], sent.bucket.layout)
             by_position |= zip(sent.bucket.compressed, indices, strict=True)
     masks = []
     for i in plan.compressed:

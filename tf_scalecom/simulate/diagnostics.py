@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_scalecom import ops
-from tf_scalecom.ops.xla import flat_indices
+from tf_scalecom.ops.words import flat_indices
 from tf_scalecom.wire.layout import Layout
 
 

@@ -45,7 +45,7 @@ class PlanSchedule:
         self._config = config
         self._variables = variables
         self.final, self._stages = self._planned(method)
-        self._exact = self._planned(CltK(config.compression("exact")))
+        self._exact = self._planned(CltK(**config.compression("exact").get_config()))
 
     def plan(self, step: int) -> Plan:
         """What travels in a step."""

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
+from tf_scalecom.reduction.method import Method
+
 
 def as_optimizer(optimizer):
     """The optimizer of a name or a Keras config, as `compile` takes them; others as they are."""
@@ -28,6 +30,20 @@ def check_inner(optimizer) -> None:
         raise ValueError(
             "`inner_optimizer` of ScaleComOptimizer: expected a keras.optimizers.Optimizer that "
             f"makes updates itself; received {optimizer!r}. {advice}"
+        )
+
+
+def check_method(method, warmup: str) -> None:
+    """Raises ValueError unless gradients can be reduced by a method, with such a warm-up."""
+    if not isinstance(method, Method):
+        raise ValueError(
+            "`method` of CompressedOptimizer: expected a method of reduction; received "
+            f"{method!r}. Pass one of tf_scalecom.methods, such as methods.PowerSGD(rank=2)."
+        )
+    if warmup == "ramp" and not method.has_ramp:
+        raise ValueError(
+            f'`warmup` of CompressedOptimizer: expected "dense" with {type(method).__name__}, '
+            'whose plan does not grow; received "ramp". Leave it out.'
         )
 
 

@@ -341,6 +341,38 @@ class CollectiveLauncher(tensorflow_distribute.CollectiveReplicaLauncher):
             ]
             return tf.ensure_shape(gathered, static_shape)
 
+    def stack(self, tensor, site=""):
+        """Gives every replica the tensors of all.
+
+        Args:
+            tensor: tensor of one static shape on all replicas, of what the runtime gathers:
+                float16, float32, float64, int32 or int64.
+            site: as in `all_reduce`.
+
+        Returns:
+            [replica, ...], on this launcher's device.
+        """
+        with self._placed(None):
+            gathered = self._all_gather(tensor[tf.newaxis], None, site)
+            return tf.ensure_shape(gathered, [self._group_size, *tensor.shape])
+
+    def all_to_all(self, tensor, site=""):
+        """Gives every replica one tensor of each.
+
+        Args:
+            tensor: [receiving replica, ...] of one static shape on all replicas; float16, bfloat16,
+                float32, float64, int32 or int64.
+            site: as in `all_reduce`.
+
+        Returns:
+            [sending replica, ...], on this launcher's device.
+        """
+        with self._placed(None):
+            if self._group_size == 1:
+                return tf.identity(tensor)
+            signature = ("all-to-all", tensor.dtype.name, *tensor.shape.as_list(), site)
+            return self._launch(self._all_to_all_v2, tensor, self._keys.first(signature), None)
+
     def _all_gather_strings(self, strings, axis, options, site):
         """Concatenates strings; they travel as their bytes, four to an integer."""
         with self._placed(strings), tf.device(self._host_device):
@@ -423,6 +455,11 @@ class CollectiveLauncher(tensorflow_distribute.CollectiveReplicaLauncher):
 
     def _all_gather_v2(self, operand, **arguments):
         return tensorflow_distribute.all_gather(
+            operand, ordering_token=self._ordering_token.handle, **arguments
+        )
+
+    def _all_to_all_v2(self, operand, **arguments):
+        return tensorflow_distribute.all_to_all(
             operand, ordering_token=self._ordering_token.handle, **arguments
         )
 

@@ -1,0 +1,88 @@
+"""Words of offsets, which say to all replicas what is selected: how they are packed, and read.
+
+TensorFlow's collectives broadcast no 8- or 16-bit integers, so bytes travel as int32 words: first
+all 1-byte offsets of a layout, then 2-byte, then 4-byte ones, each group little-endian and padded
+with zeros to a whole word.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_scalecom.wire.layout import Layout, TensorLayout
+
+# Width of an offset in bytes -> its type.
+_OFFSET_DTYPES = {1: tf.uint8, 2: tf.uint16, 4: tf.int32}
+
+
+def pack_offsets(offsets: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
+    """Packs offsets into as few bytes as their chunks need.
+
+    Args:
+        offsets: integers [..., kept] of each compressed tensor of `layout`.
+        layout: the plan.
+
+    Returns:
+        int32 [..., layout.offset_words].
+    """
+    words = []
+    for width, members in layout.offset_groups.items():
+        group = tf.concat([offsets[i] for i in members], axis=-1)
+        group = tf.cast(group, _OFFSET_DTYPES[width])
+        per_word = 4 // width
+        if per_word > 1:
+            *axes, size = group.shape
+            group = tf.pad(group, [*[[0, 0]] * len(axes), [0, -size % per_word]])
+            group = tf.bitcast(tf.reshape(group, [*axes, -1, per_word]), tf.int32)
+        words.append(group)
+    return tf.concat(words, axis=-1)
+
+
+def unpack_offsets(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
+    """Inverse of `pack_offsets`: int32 [..., kept] of each compressed tensor of `layout`."""
+    offsets: dict[int, tf.Tensor] = {}
+    tensors = _tensors(layout)
+    axes = words.shape[:-1].as_list()
+    start = 0
+    for width, members in layout.offset_groups.items():
+        sizes = [tensors[i].kept for i in members]
+        size = -(-sum(sizes) * width // 4)
+        group = words[..., start : start + size]
+        start += size
+        if width < 4:
+            group = tf.reshape(tf.bitcast(group, _OFFSET_DTYPES[width]), [*axes, -1])
+            group = group[..., : sum(sizes)]
+        parts = tf.split(tf.cast(group, tf.int32), sizes, axis=-1)
+        offsets.update(zip(members, parts, strict=True))
+    return [offsets[i] for i in range(len(tensors))]
+
+
+def flat_indices(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
+    """Indices in the flat tensors: [kept] each; int32, or int64 past 2**31 elements."""
+    indices = []
+    for offsets, tensor in zip(unpack_offsets(words, layout), _tensors(layout), strict=True):
+        dtype = index_dtype(tensor)
+        starts = tf.range(tensor.full_chunks, dtype=dtype) * tensor.chunk_size
+        tail = tf.fill([tensor.tail_keep], tensor.full_chunks * tensor.chunk_size)
+        starts = tf.concat([tf.repeat(starts, tensor.chunk_keep), tf.cast(tail, dtype)], axis=0)
+        indices.append(tf.cast(offsets, dtype) + starts)
+    return indices
+
+
+def index_dtype(tensor: TensorLayout) -> tf.DType:
+    """Of the elements of a tensor."""
+    return tf.int32 if tensor.elements <= tf.int32.max else tf.int64
+
+
+def slices(words: tf.Tensor, reduced: tf.Tensor, layout: Layout) -> list[tf.IndexedSlices]:
+    """Sums as slices of the variables as vectors, in the variables' dtypes; arguments as there."""
+    tensors = _tensors(layout)
+    *values, _ = tf.split(reduced, [*(t.kept for t in tensors), 1])
+    return [
+        tf.IndexedSlices(tf.cast(v, t.dtype), i, tf.constant([t.elements], i.dtype))
+        for v, i, t in zip(values, flat_indices(words, layout), tensors, strict=True)
+    ]
+
+
+def _tensors(layout: Layout) -> list[TensorLayout]:
+    return [layout.tensors[i] for i in layout.compressed]
