@@ -10,8 +10,19 @@ STEPS = 10  # of an epoch
 BATCH = 8
 
 
-def build(strategy, units=64, warmup_steps=5, beta=0.3, hierarchical=False, warmup="dense"):
+def build(
+    strategy,
+    units=64,
+    warmup_steps=5,
+    beta=0.3,
+    hierarchical=False,
+    warmup="dense",
+    method="CltK",
+    **of_method,
+):
     """With all kinds of state: slots, residuals, moving averages, random seeds."""
+    if method != "PowerSGD":
+        of_method = {"compression_ratio": 100, "beta": beta, **of_method}
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential(
@@ -25,10 +36,9 @@ def build(strategy, units=64, warmup_steps=5, beta=0.3, hierarchical=False, warm
             ]
         )
         model.compile(
-            sc.ScaleComOptimizer(
+            sc.CompressedOptimizer(
                 keras.optimizers.SGD(0.05, momentum=0.9),
-                compression_ratio=100,
-                beta=beta,
+                getattr(sc.methods, method)(**of_method),
                 warmup_steps=warmup_steps,
                 hierarchical=hierarchical,
                 warmup=warmup,
@@ -36,6 +46,10 @@ def build(strategy, units=64, warmup_steps=5, beta=0.3, hierarchical=False, warm
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
     return model
+
+
+def is_per_replica(variable):
+    return getattr(variable, "per_replica", False)
 
 
 class Residuals(keras.callbacks.Callback):
@@ -63,6 +77,8 @@ def train(strategy, epochs, folder=None, **arguments):
     return {
         "weights": digest(model.trainable_variables),
         "own": [*own, digest(model.non_trainable_variables)],
+        # What a method keeps alike on all, such as PowerSGD's queries.
+        "shared": digest([v for v in model.optimizer._variables if not is_per_replica(v)]),
         "slots": digest(model.optimizer.inner_optimizer.variables),
         "epochs": history.epoch,
         "residuals_at_start": seen.at_start,

@@ -49,6 +49,33 @@ def test_warm_up_goes_on_where_it_was(cluster, tmp_path):
     assert_same_end(cluster(2).run(train, 2, str(tmp_path), **warmup, timeout=120), straight)
 
 
+OTHER_METHODS = {
+    "owners": {"method": "OwnersTopK", "value_dtype": "bfloat16"},
+    "power_sgd": {"method": "PowerSGD", "rank": 2},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_METHODS)
+def test_other_methods_go_on_bit_for_bit_and_share_the_sum_of_the_residuals(
+    cluster, tmp_path, name
+):
+    arguments = {**OTHER_METHODS[name], "timeout": 120}
+    folder = str(tmp_path)
+    straight = cluster(2).run(train, 2, **arguments)
+    saved = cluster(2).run(train, 1, folder, **arguments)
+    restored = cluster(3).run(train, 1, folder, **arguments)
+    assert {result["weights"] for result in restored} == {saved[0]["weights"]}
+    assert len({result["shared"] for result in [*restored, *saved]}) == 1
+    again = cluster(2).run(train, 2, folder, **arguments)
+    assert_same_end(again, straight)
+    for path, parts in again[0]["residuals_at_start"].items():
+        whole = parts[0] + again[1]["residuals_at_start"][path][0]
+        assert np.abs(whole).max() > 0
+        for result in restored:
+            (part,) = result["residuals_at_start"][path]
+            np.testing.assert_allclose(3 * part, whole, rtol=1e-5, atol=1e-7)
+
+
 @pytest.fixture(scope="module")
 def backup_of_three(cluster, tmp_path_factory):
     """A folder, what the workers had when they saved, and what they have when they restore it."""

@@ -109,7 +109,11 @@ def test_compressed_weights_stay_bit_equal(cluster, workers):
     assert len({d for _, d in results}) == 1
 
 
-def fit_with_nan(strategy, policy, steps_per_execution):
+def by_name(method, arguments):
+    return getattr(sc.methods, method)(**arguments)
+
+
+def fit_with_nan(strategy, policy, steps_per_execution, method):
     """One NaN, in the last batch of worker 1 alone; returns the state and that one step earlier."""
     keras.config.set_dtype_policy(policy)
     rank = strategy.cluster_resolver.task_id
@@ -121,7 +125,7 @@ def fit_with_nan(strategy, policy, steps_per_execution):
         x, y = x[: 16 * steps], y[: 16 * steps]
         model = dense_model(
             strategy,
-            lambda: sc.ScaleComOptimizer(keras.optimizers.Adam(0.01), 10, beta=0.5),
+            lambda: sc.CompressedOptimizer(keras.optimizers.Adam(0.01), by_name(*method)),
             steps_per_execution=steps_per_execution,
         )
         model.fit(own_batches(strategy, x, y, 16), verbose=0)
@@ -141,9 +145,20 @@ def fit_with_nan(strategy, policy, steps_per_execution):
     return train(5), train(4)
 
 
-@pytest.mark.parametrize(("policy", "steps_per_execution"), [("float32", 4), ("mixed_float16", 1)])
-def test_nan_on_one_worker_skips_the_step_everywhere(cluster, policy, steps_per_execution):
-    results = cluster(2).run(fit_with_nan, policy, steps_per_execution, timeout=180)
+NARROW = {"compression_ratio": 10, "value_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps_per_execution", "method"),
+    [
+        ("float32", 4, ("CltK", {"compression_ratio": 10, "beta": 0.5})),
+        ("mixed_float16", 1, ("CltK", {"compression_ratio": 10, "beta": 0.5})),
+        ("float32", 1, ("OwnersTopK", NARROW)),
+        ("float32", 1, ("PowerSGD", {"rank": 2})),
+    ],
+)
+def test_nan_on_one_worker_skips_the_step_everywhere(cluster, policy, steps_per_execution, method):
+    results = cluster(2).run(fit_with_nan, policy, steps_per_execution, method, timeout=180)
     for spoilt, clean in results:
         assert spoilt["shared"] == clean["shared"]
         assert spoilt["residuals"] == clean["residuals"]
@@ -229,7 +244,7 @@ def test_many_uneven_epochs_end_together_in_constant_memory(cluster):
     assert max(growth) < 2.5e6  # over 300 steps
 
 
-def measure_traffic(strategy, widths, compression_ratio, steps):
+def measure_traffic(strategy, widths, method, steps):
     """Loopback bytes over `steps` steps without data or metrics, and the report's claim."""
     rng = np.random.default_rng(strategy.cluster_resolver.task_id)
     shapes = [shape for pair in itertools.pairwise(widths) for shape in (pair, pair[1:])]
@@ -238,7 +253,7 @@ def measure_traffic(strategy, widths, compression_ratio, steps):
             keras.Variable(np.zeros(shape, np.float32), name=f"v{i}")
             for i, shape in enumerate(shapes)
         ]
-        optimizer = sc.ScaleComOptimizer(keras.optimizers.SGD(0.01), compression_ratio)
+        optimizer = sc.CompressedOptimizer(keras.optimizers.SGD(0.01), by_name(*method))
         optimizer.build(variables)
     gradients = [tf.constant(rng.normal(size=v.shape), tf.float32) for v in variables]
 
@@ -257,13 +272,16 @@ def measure_traffic(strategy, widths, compression_ratio, steps):
     return loopback_bytes() - before, report.bytes_sent, report.bytes_dense
 
 
+HUNDRED = ("CltK", {"compression_ratio": 100})
+DENSE = ("CltK", {"compression_ratio": 1})
+OWNERS = ("OwnersTopK", {"compression_ratio": 92, "value_dtype": "bfloat16"})
 FIVE_MILLION = (784, 1600, 1600, 800, 10)
 
 
 @pytest.mark.multi_worker
 @pytest.mark.parametrize(
     ("workers", "cases"),
-    [(2, [(100, 12, 0.10)]), (3, [(1, 3, 0.05), (100, 12, 0.10)])],
+    [(2, [(HUNDRED, 12, 0.10)]), (3, [(DENSE, 3, 0.05), (HUNDRED, 12, 0.10), (OWNERS, 12, 0.10)])],
 )
 @pytest.mark.slow
 def test_bytes_claimed_are_bytes_on_the_network(tmp_path, workers, cases):
@@ -271,19 +289,19 @@ def test_bytes_claimed_are_bytes_on_the_network(tmp_path, workers, cases):
     with private_network_pool() as pool:
         workers_apart = WorkerCluster(workers, log_dir=tmp_path)
 
-        def measure(ratio, steps):
+        def measure(method, steps):
             return pool.submit(
-                workers_apart.run, measure_traffic, FIVE_MILLION, ratio, steps, timeout=180
+                workers_apart.run, measure_traffic, FIVE_MILLION, method, steps, timeout=180
             ).result()
 
         try:
-            tries = [[measure(ratio, steps) for _ in range(3)] for ratio, steps, _ in cases]
+            tries = [[measure(method, steps) for _ in range(3)] for method, steps, _ in cases]
         finally:
             pool.submit(workers_apart.close).result()
-    for (ratio, steps, tolerance), results in zip(cases, tries, strict=True):
+    for (method, steps, tolerance), results in zip(cases, tries, strict=True):
         sent = min(first[0] for first, *_ in results) / steps / workers
         _, claimed, dense = results[0][0]
         assert sent == pytest.approx(claimed, rel=tolerance)
-        if (workers, ratio) == (2, 100):
+        if (workers, method) == (2, HUNDRED):
             assert sent <= 0.25e6
             assert dense == pytest.approx(20.43e6, rel=0.001)
