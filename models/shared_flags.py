@@ -6,6 +6,7 @@ from absl import flags
 from package_files import DATA_FOLDER
 
 from tf_scalecom.wire.config import WARMUPS, CompressionConfig, check_warmup_steps
+from tf_scalecom.wire.dtypes import VALUE_DTYPES
 
 flags.disclaim_key_flags()  # a flag is the train.py's that has it defined: --help lists it
 
@@ -31,6 +32,8 @@ def define_flags(**defaults) -> None:
     define(
         flags.DEFINE_integer, "chunk_keep", 1, "Elements kept per chunk; 1 is the paper's choice."
     )
+    define(_define_value_dtype, "value_dtype", "float32", "Dtype of the values that are sent.")
+    define(_define_method, "method", "CltK", "Who chooses what is sent: see tf_scalecom.methods.")
     define(flags.DEFINE_integer, "warmup_steps", 0, "Steps at the start in which more is sent.")
     define(_define_warmup, "warmup", "dense", "What they send: everything, or a share that falls.")
     flags.register_multi_flags_validator(
@@ -141,6 +144,14 @@ def _define_compression_ratio(name, default, meaning):
 
 def _define_warmup(name, default, meaning):
     flags.DEFINE_enum(name, default, list(WARMUPS), meaning)
+
+
+def _define_value_dtype(name, default, meaning):
+    flags.DEFINE_enum(name, default, list(VALUE_DTYPES), meaning)
+
+
+def _define_method(name, default, meaning):
+    flags.DEFINE_enum(name, default, ["CltK", "SharesTopK", "OwnersTopK"], meaning)
 
 
 def _check_compression(values):

@@ -128,13 +128,14 @@ def compressed(inner: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer, wrapped when a compression ratio is given."""
     if FLAGS.compression_ratio is None:
         return inner
-    return sc.ScaleComOptimizer(
-        inner,
+    method = getattr(sc.methods, FLAGS.method)(
         compression_ratio=FLAGS.compression_ratio,
         beta=FLAGS.beta,
         chunk_keep=FLAGS.chunk_keep,
-        warmup_steps=FLAGS.warmup_steps,
-        warmup=FLAGS.warmup,
+        value_dtype=FLAGS.value_dtype,
+    )
+    return sc.CompressedOptimizer(
+        inner, method, warmup_steps=FLAGS.warmup_steps, warmup=FLAGS.warmup
     )
 
 
@@ -157,7 +158,7 @@ def compression_recipe() -> str:
     warmup = f"{steps} steps of warm-up ({FLAGS.warmup})" if steps else "no warm-up"
     return (
         f"{ratio if ratio == 'auto' else f'{ratio:g}x'}, beta {FLAGS.beta}, chunk_keep "
-        f"{FLAGS.chunk_keep}, {warmup}"
+        f"{FLAGS.chunk_keep}, {FLAGS.value_dtype}, {FLAGS.method}, {warmup}"
     )
 
 

@@ -158,7 +158,7 @@ def test_a_command_is_what_the_paper_ran(command, row, train_script, monkeypatch
     cluster = training.Workers(None, ["host:1"] * count, index=0)
     build = getattr(module, "build_optimizer", training.sgd)
     optimizer = build(cluster)
-    assert optimizer.get_config()["compression_ratio"] == ratio
+    assert optimizer.method.get_config()["compression_ratio"] == ratio
     steps = settings.epochs * settings.steps_per_epoch
     peak = max(values(optimizer.inner_optimizer._learning_rate, range(0, steps, steps // 60)))
     standard = settings.learning_rate

@@ -118,5 +118,5 @@ def _added(unsent, messages, shares, replica) -> list[tf.Tensor]:
         # What pads a share is 0, wherever it is added.
         indices = tf.minimum(indices, tensor.elements - 1)
         flat = tf.tensor_scatter_nd_add(tf.reshape(p, [-1]), indices[..., tf.newaxis], part)
-        collected.append(tf.reshape(flat, p.shape))
+        collected.append(tf.reshape(flat, tensor.shape))
     return collected

@@ -45,8 +45,10 @@ class Shares:
             number: of the share.
         """
         return [
-            self._elements(tf.reshape(values, [-1]), share.elements, number)
-            for values, share in zip(tensors, self.share.tensors, strict=True)
+            self._elements(tf.reshape(values, [tensor.elements]), share.elements, number)
+            for values, tensor, share in zip(
+                tensors, self._tensors, self.share.tensors, strict=True
+            )
         ]
 
     def join(self, words: tf.Tensor) -> tf.Tensor:
