@@ -356,13 +356,7 @@ def cause(
 
 
 HALF = {"compression_ratio": 50, "value_dtype": "bfloat16"}
-# The wire's two bytes that are left are for the largest element of each chunk.
-OWNERS = {
-    "method": "owners_top_k",
-    "value_dtype": "bfloat16",
-    "picture": "largest",
-    "picture_every": 1,
-}
+OWNERS = {"method": "owners_top_k", "value_dtype": "bfloat16"}
 
 
 def local_steps(of: dict, count: int, progress: str) -> Arm:
@@ -402,10 +396,6 @@ WAYS = (
         DENSE_ADAM,
         ADAM_RECIPE,
         (
-            Arm(
-                "owners, signs every 10 steps, float32 wire",
-                ADAM_RECIPE | {"method": "owners_top_k"},
-            ),
             Arm(
                 "sketch of blocks of 64, 200x",
                 ADAM_RECIPE

@@ -21,10 +21,8 @@ import tensorflow as tf
 from tf_scalecom import ops
 from tf_scalecom.ops.words import index_dtype, unpack_offsets
 from tf_scalecom.reduction.clt_k import summable_limit
-from tf_scalecom.reduction.shares import Shares, SharesTopK, shares_of_buckets
-from tf_scalecom.wire.dtypes import DTYPES
-
-_HANDED = "bfloat16"
+from tf_scalecom.reduction.shares import Shares, SharesTopK
+from tf_scalecom.wire.shares import HANDED_DTYPE, owners_report
 
 
 @keras.saving.register_keras_serializable(package="tf_scalecom")
@@ -36,20 +34,7 @@ class OwnersTopK(SharesTopK):
     """
 
     def report(self, plan, num_replicas, route):
-        """Beside the shares' choices, what is handed over: an offset and a value of each chunk."""
-        others = num_replicas - 1
-        # Without collectives all messages of all to all are summed.
-        times = others if route.broadcasts else 2 * num_replicas * others
-        value_bytes = DTYPES[_HANDED].bytes
-        more, overhead = {}, 0.0
-        for positions, shares in shares_of_buckets(plan, num_replicas, route):
-            handed = 0
-            for i, share in zip(positions, shares.share.tensors, strict=True):
-                of_variable = share.kept * (value_bytes + share.offset_bytes)
-                more[i] = times * of_variable
-                handed += of_variable
-            overhead += times * (4 * _message_words(shares) - handed)
-        return super().report(plan, num_replicas, route).with_more(more, overhead)
+        return owners_report(plan, num_replicas, route)
 
     def _who_selects(self, step, communicator):
         return [True for _ in communicator.replica_ids]
@@ -64,9 +49,9 @@ class OwnersTopK(SharesTopK):
     def _collected(self, layout, compensated, communicator) -> list[ops.Compensated]:
         """With each owner's part of what is handed over, its own part back among it."""
         shares = Shares(layout, communicator.num_replicas)
-        handing = dataclasses.replace(layout, value_dtype=_HANDED)
+        handing = dataclasses.replace(layout, value_dtype=HANDED_DTYPE)
         kernels = ops.kernels_for(handing)
-        limit = summable_limit(_HANDED, "float32", communicator.num_replicas)
+        limit = summable_limit(HANDED_DTYPE, "float32", communicator.num_replicas)
         handed = [
             kernels.gather(own.values, own.words, own.nonfinite, handing, limit)
             for own in compensated
@@ -85,12 +70,6 @@ class OwnersTopK(SharesTopK):
         ]
 
 
-def _message_words(shares) -> int:
-    """Of what one replica hands to another."""
-    value_bytes = DTYPES[_HANDED].bytes
-    return shares.share.offset_words + -(-value_bytes * shares.share.kept // 4)
-
-
 def _message(shares, words, selected) -> tf.Tensor:
     """int32 [owner, words of a message]: offsets, then values."""
     values = shares.split_values(selected[:-1])
@@ -103,7 +82,7 @@ def _added(unsent, messages, shares, replica) -> list[tf.Tensor]:
     """Compensated gradients with what all have handed to a replica, by their ids in turn."""
     share = shares.share
     offsets = unpack_offsets(messages[:, : share.offset_words], share)
-    values = tf.bitcast(messages[:, share.offset_words :], _HANDED)
+    values = tf.bitcast(messages[:, share.offset_words :], HANDED_DTYPE)
     values = tf.reshape(values, [shares.count, -1])[:, : share.kept]
     parts = tf.split(tf.cast(values, tf.float32), [t.kept for t in share.tensors], axis=1)
     tensors = [shares.layout.tensors[i] for i in shares.layout.compressed]

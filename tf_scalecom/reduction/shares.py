@@ -17,7 +17,7 @@ from tf_scalecom.compat.tensorflow_runtime import ResourceVariable
 from tf_scalecom.ops.words import pack_offsets, unpack_offsets
 from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.wire.layout import Layout, TensorLayout
-from tf_scalecom.wire.route import Route
+from tf_scalecom.wire.shares import share_layout, shares_report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Shares:
     @functools.cached_property
     def share(self) -> Layout:
         """The plan of one of them."""
-        return dataclasses.replace(self.layout, tensors=tuple(map(self._share_of, self._tensors)))
+        return share_layout(self.layout, self.count)
 
     def elements(self, tensors: Sequence[tf.Tensor], number: tf.Tensor | int) -> list[tf.Tensor]:
         """One share of tensors: float32, as the plan of a share has them.
@@ -79,10 +79,6 @@ class Shares:
     @property
     def _tensors(self) -> list[TensorLayout]:
         return [self.layout.tensors[i] for i in self.layout.compressed]
-
-    def _share_of(self, tensor) -> TensorLayout:
-        chunks = -(-tensor.elements // tensor.chunk_size)
-        return dataclasses.replace(tensor, shape=(-(-chunks // self.count) * tensor.chunk_size,))
 
     def _elements(self, flat, size, number):
         if flat.shape[0] == size * self.count:
@@ -129,17 +125,7 @@ class SharesTopK(CltK):
         return dataclasses.replace(layout, tensors=tuple(tensors))
 
     def report(self, plan, num_replicas, route):
-        """Each replica's share of the offsets goes to all others."""
-        others = num_replicas - 1
-        times = 1 if route.broadcasts else 2  # by a sum of all, with zeros on the others
-        broadcast, gathered = -times * others / num_replicas, times * others
-        more, overhead = {}, 0.0
-        for positions, shares in shares_of_buckets(plan, num_replicas, route):
-            for i, share in zip(positions, shares.share.tensors, strict=True):
-                kept = gathered * share.kept + broadcast * plan.tensors[i].kept
-                more[i] = kept * share.offset_bytes
-            overhead += gathered * _padding(shares.share) + broadcast * _padding(shares.layout)
-        return super().report(plan, num_replicas, route).with_more(more, overhead)
+        return shares_report(plan, num_replicas, route)
 
     def _who_selects(self, step, communicator):
         return [False for _ in communicator.replica_ids]
@@ -183,22 +169,3 @@ class SharesTopK(CltK):
             with tf.init_scope(), tf.device(device):  # in a strategy's scope, too, a plain variable
                 self._zeros[place, size, device] = ResourceVariable(tf.zeros([size]))
         return self._zeros[place, size, device]
-
-
-def shares_of_buckets(
-    plan: Layout, num_replicas: int, route: Route
-) -> list[tuple[list[int], Shares]]:
-    """Of each bucket the positions of what is compressed, and its shares."""
-    found = []
-    for bucket in plan.buckets(route.bucket_bytes):
-        layout = plan.subset(bucket)
-        if layout.compressed:
-            positions = [bucket[i] for i in layout.compressed]
-            found.append((positions, Shares(layout, num_replicas)))
-    return found
-
-
-def _padding(layout) -> int:
-    """Bytes of words that are no offset's."""
-    offsets = (layout.tensors[i] for i in layout.compressed)
-    return 4 * layout.offset_words - sum(t.kept * t.offset_bytes for t in offsets)

@@ -76,7 +76,7 @@ class SimulationConfig:
     rank: int = _option(1, "rank of power_sgd")
     picture: str = _option(
         "signs",
-        "of mixed_top_k and owners_top_k: what learners show each other of a chunk of a residual: "
+        "of mixed_top_k: what learners show each other of a chunk of a residual: "
         "all signs, those of what is large, or the largest element",
         reduction.PICTURES,
     )
