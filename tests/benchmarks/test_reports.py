@@ -17,6 +17,7 @@ import report_runs
 import speedup
 from simulated_task import LinearClasses
 
+from tf_scalecom.forecast.accuracy import TASKS
 from tf_scalecom.simulate import SimulationConfig, run_files
 
 
@@ -122,3 +123,21 @@ def test_every_experiment_has_runs_of_its_own_and_a_dense_arm_first():
         configs = experiment.configs()
         assert len(set(configs.values())) == len(configs)
         assert configs[experiment.arms[0].name, 0].method == "dense"
+
+
+def test_accuracies_that_plan_tells_are_those_of_the_table():
+    rows = recipe.read()
+
+    def figures(experiment, arm):
+        return {
+            row["seed"]: float(row["percent"])
+            for row in rows
+            if (row["experiment"], row["arm"]) == (experiment, arm)
+        }
+
+    for task in TASKS:
+        for of in task.lost:
+            lost = paired.deficit(figures(of.experiment, of.dense), figures(of.experiment, of.arm))
+            assert of.points == pytest.approx(lost.mean, abs=0.006)
+            if of.standard_error is not None:
+                assert of.standard_error == pytest.approx(lost.standard_error, abs=0.006)

@@ -13,9 +13,18 @@ from reports import plan as plan_report
 
 import tf_scalecom as sc
 from tf_scalecom.__main__ import main
-from tf_scalecom.forecast import Hardware, Scenario, advice, forecasts, load, measure, performance
+from tf_scalecom.forecast import (
+    Hardware,
+    Scenario,
+    accuracy,
+    advice,
+    forecasts,
+    load,
+    measure,
+    performance,
+)
 from tf_scalecom.wire.layout import Layout, tensor_layout
-from tf_scalecom.wire.route import BUCKET_BYTES
+from tf_scalecom.wire.route import BUCKET_BYTES, COLLECTIVES
 
 ONE_BUCKET = 1 << 30
 GBIT = 1e9 / 8
@@ -91,6 +100,44 @@ def test_bytes_are_those_of_the_optimizers_report():
             assert compressed.exchange.sent_bytes == report.bytes_sent
             assert dense.exchange.sent_bytes == report.bytes_dense
             assert half.exchange.sent_bytes == report.bytes_dense / 2
+
+
+@pytest.mark.parametrize("workers", [2, 5, 64])
+def test_bytes_of_other_methods_are_those_of_their_reports(workers):
+    model = small_model()
+    of_owners = load.owners_of(model, [25], "bfloat16")
+    of_low_rank = load.low_rank_of(model, [2])
+    layouts = load.layouts_of(model, [25], ["float32"])
+    hardware = dataclasses.replace(HARDWARE, workers=workers)
+    *_, owners, low_rank = forecasts(
+        Scenario(layouts, hardware, 0.01, BUCKET_BYTES, of_owners, of_low_rank)
+    )
+    for forecast, method in (
+        (owners, sc.methods.OwnersTopK(25, value_dtype="bfloat16")),
+        (low_rank, sc.methods.PowerSGD(rank=2)),
+    ):
+        plan = method.plan(model.trainable_variables)
+        assert forecast.exchange.sent_bytes == method.bytes_sent(plan, workers, COLLECTIVES)
+        assert forecast.exchange.path_bytes == forecast.exchange.sent_bytes
+        assert forecast.layout is None
+
+
+@pytest.mark.parametrize(
+    ("layer", "task"),
+    [
+        (keras.layers.Dense(3), accuracy.IMAGES),
+        (keras.layers.Bidirectional(keras.layers.LSTM(3)), accuracy.SPEECH),
+        (keras.layers.MultiHeadAttention(2, 3), accuracy.TRANSLATION),
+    ],
+)
+def test_the_nearest_task_has_layers_like_the_models(layer, task):
+    sequence = keras.Input((5, 8))
+    is_attention = isinstance(layer, keras.layers.MultiHeadAttention)
+    inputs = (sequence, sequence) if is_attention else (sequence,)
+    model = keras.Model(sequence, layer(*inputs))
+    assert accuracy.nearest(keras.Sequential([keras.Input((5, 8)), model])) is task
+    said = accuracy.sentence(task)
+    assert all(of.method in said for of in task.lost) and "measure it" in said
 
 
 def test_an_exchange_counted_by_hand():
@@ -335,7 +382,7 @@ def test_json_of_a_saved_model(capsys, tmp_path):
     assert answer["cluster"]["link_bytes_per_second"] == GBIT
     assert answer["compute_seconds"] == 0.01
     assert answer["compute_measured"] is False
-    assert len(answer["methods"]) == 2 + 2 * 2 * 2
+    assert len(answer["methods"]) == 2 + 2 * 2 * 2 + 2 + 1
     dense, half, *compressed = answer["methods"]
     assert dense["sent_bytes"] == 4 * 100_625 * 2 * 7 / 8
     assert half["sent_bytes"] == dense["sent_bytes"] / 2

@@ -24,6 +24,8 @@ GROUND_UP = (
     "update",
     # What users import, files beside the rooms:
     "cross_device_ops",
+    "methods",
+    "compressed_optimizer",
     "optimizer",
     "optimizer_by_name",
     "recipes",

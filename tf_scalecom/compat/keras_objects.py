@@ -77,15 +77,20 @@ def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
     return layer._trainable_variables
 
 
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """The model and all layers in it, those of layers, too."""
+    return list(model._flatten_layers())
+
+
 def dtype_policies(model: keras.Model) -> list[str]:
     """Names of the policies by which a model and its layers compute."""
-    return [layer.dtype_policy.name for layer in model._flatten_layers()]
+    return [layer.dtype_policy.name for layer in layers_of(model)]
 
 
 @contextlib.contextmanager
 def keeping_added_losses(model: keras.Model) -> Iterator[None]:
     """Inside, another replica of this process may call the model, whose layers add its losses."""
-    kept = [(layer, list(layer._losses)) for layer in model._flatten_layers()]
+    kept = [(layer, list(layer._losses)) for layer in layers_of(model)]
     yield
     for layer, losses in kept:
         layer._losses.clear()

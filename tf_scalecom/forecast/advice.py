@@ -15,7 +15,8 @@ def advice(scenario: Scenario) -> list[str]:
     """What the forecasts mean, in sentences."""
     if scenario.hardware.workers * scenario.hardware.replicas_per_worker == 1:
         return ["Compression will not help you: one replica exchanges nothing."]
-    dense, half, *compressed = forecasts(scenario)
+    dense, half, *others = forecasts(scenario)
+    compressed = [forecast for forecast in others if forecast.layout]
     best = max(compressed, key=_speed_up)
     if best.speed_up < _ALIKE:
         return [_no_help(dense, best), *_one_bucket(scenario, best)]
@@ -37,8 +38,19 @@ def advice(scenario: Scenario) -> list[str]:
         )
     said.append(_break_even(chosen))
     said += _one_bucket(scenario, best)
-    said.append("What a ratio costs in accuracy is not predicted here.")
+    said += _owners(chosen, others)
     return said
+
+
+def _owners(chosen, others):
+    """What it would cost to have owners choose, at the same ratio."""
+    names = {f"{chosen.method}, owners", f"{chosen.method} bfloat16, owners"}
+    return [
+        f"With a better choice of what is sent, methods.OwnersTopK, a step takes "
+        f"{_milliseconds(forecast)} ({forecast.method})."
+        for forecast in others
+        if forecast.method in names
+    ]
 
 
 def _no_help(dense, best):
@@ -73,9 +85,8 @@ def gbits(bytes_per_second: float) -> str:
 
 def _one_bucket(scenario, best):
     """Whether fewer messages would help: each bucket waits for its own."""
-    better = max(
-        forecasts(dataclasses.replace(scenario, bucket_bytes=_ONE_BUCKET))[2:], key=_speed_up
-    )
+    in_one = forecasts(dataclasses.replace(scenario, bucket_bytes=_ONE_BUCKET))[2:]
+    better = max((forecast for forecast in in_one if forecast.layout), key=_speed_up)
     if better.speed_up < _ALIKE * max(best.speed_up, 1.0):
         return []
     return [

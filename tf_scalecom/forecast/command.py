@@ -22,6 +22,7 @@ DESCRIPTION = (
     "equations and what they leave out."
 )
 _VALUE_DTYPES = ("float32", "bfloat16")
+_OWNERS_DTYPE = "bfloat16"  # with which it was measured
 _PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 _GBIT = 1e9 / 8  # bytes
 # Median of four measurements from 3.4 to 6.7 ns; see docs/plan.md.
@@ -86,6 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='compression ratios, or "auto"; default: 25,100,400',
     )
     parser.add_argument(
+        "--ranks",
+        type=_ranks,
+        default=[2],
+        metavar="R,R",
+        help="of PowerSGD; default: 2",
+    )
+    parser.add_argument(
         "--memory-gbytes",
         type=positive_number,
         metavar="M",
@@ -140,12 +148,15 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         parser.error("expected matplotlib for --plot; received none: pip install matplotlib")
     if args.plot:
         _check_plot(parser, args.plot)
-    from tf_scalecom.forecast import measure  # these import TensorFlow
-    from tf_scalecom.forecast.load import layouts_of, load_model
+    from tf_scalecom.forecast import (
+        accuracy,
+        load,
+        measure,  # these import TensorFlow
+    )
 
     try:
-        model = load_model(args.model)
-        layouts = layouts_of(model, args.ratios, _VALUE_DTYPES)
+        model = load.load_model(args.model)
+        layouts = load.layouts_of(model, args.ratios, _VALUE_DTYPES)
         compute_seconds = (
             measure.step_seconds(model, args.batch) if args.batch else args.compute_ms / 1e3
         )
@@ -161,8 +172,16 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         replicas_per_worker=args.replicas_per_worker,
         inside_bytes_per_second=inside_gbits * _GBIT,
     )
-    scenario = Scenario(layouts, hardware, compute_seconds, args.bytes_per_pack)
-    print(_json(scenario, args) if args.json else _text(scenario, args))
+    scenario = Scenario(
+        layouts,
+        hardware,
+        compute_seconds,
+        args.bytes_per_pack,
+        load.owners_of(model, args.ratios, _OWNERS_DTYPE),
+        load.low_rank_of(model, args.ranks),
+    )
+    said = [*advice(scenario), accuracy.sentence(accuracy.nearest(model))]
+    print(_json(scenario, said, args) if args.json else _text(scenario, said, args))
     if args.plot:
         try:
             plots.draw(scenario, args.plot)
@@ -185,7 +204,7 @@ def _check_plot(parser, path):
         )
 
 
-def _text(scenario, args):
+def _text(scenario, said, args):
     hardware = scenario.hardware
     source = f"measured here, batch {args.batch}" if args.batch else "given"
     memory = "given" if args.memory_gbytes else "measured here"
@@ -202,7 +221,7 @@ def _text(scenario, args):
         "",
         text_table(_HEADER, [_line(row) for row in forecasts(scenario)]),
         "",
-        *advice(scenario),
+        *said,
     ]
     return "\n".join(lines)
 
@@ -226,7 +245,7 @@ def _line(row):
     )
 
 
-def _json(scenario, args):
+def _json(scenario, said, args):
     """All numbers; a break-even bandwidth of null is one without a bound."""
     methods = []
     for row in forecasts(scenario):
@@ -250,7 +269,7 @@ def _json(scenario, args):
             "bucket_bytes": scenario.bucket_bytes,
             "cluster": hardware,
             "methods": methods,
-            "advice": advice(scenario),
+            "advice": said,
         },
         indent=1,
         allow_nan=False,
@@ -263,3 +282,7 @@ def _finite(number):
 
 def _ratios(text: str) -> list:
     return [part if part == "auto" else number(part, least=1.0) for part in text.split(",")]
+
+
+def _ranks(text: str) -> list[int]:
+    return [whole_number(1)(part) for part in text.split(",")]

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 import keras
 
 from tf_scalecom.base.raised_at import told
-from tf_scalecom.wire.config import CompressionConfig
+from tf_scalecom.reduction.clt_k import CltK
+from tf_scalecom.reduction.owners import OwnersTopK
+from tf_scalecom.reduction.power_sgd import PowerSGD
 from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.low_rank import LowRankPlan
 
 _EXPECTED = "plan: expected a .keras file or an import path module:function"
 
@@ -83,8 +86,30 @@ def layouts_of(
     layouts = []
     for ratio in ratios:
         for dtype in value_dtypes:
-            name = ratio if ratio == "auto" else f"{ratio:g}x"
-            config = CompressionConfig(compression_ratio=ratio, value_dtype=dtype)
-            layout = config.layout(model.trainable_variables)
-            layouts.append((name if dtype == "float32" else f"{name} {dtype}", layout))
+            layout = CltK(ratio, value_dtype=dtype).plan(model.trainable_variables)
+            layouts.append((_name(ratio, dtype), layout))
     return tuple(layouts)
+
+
+def owners_of(
+    model: keras.Model, ratios: Sequence[float | str], value_dtype: str
+) -> tuple[tuple[str, Layout], ...]:
+    """As `layouts_of`, for `methods.OwnersTopK`."""
+    return tuple(
+        (
+            f"{_name(ratio, value_dtype)}, owners",
+            OwnersTopK(ratio, value_dtype=value_dtype).plan(model.trainable_variables),
+        )
+        for ratio in ratios
+    )
+
+
+def low_rank_of(model: keras.Model, ranks: Sequence[int]) -> tuple[tuple[str, LowRankPlan], ...]:
+    """(name, plan) for each rank, as `methods.PowerSGD` makes it."""
+    variables = model.trainable_variables
+    return tuple((f"PowerSGD rank {rank}", PowerSGD(rank).plan(variables)) for rank in ranks)
+
+
+def _name(ratio, dtype):
+    name = ratio if ratio == "auto" else f"{ratio:g}x"
+    return name if dtype == "float32" else f"{name} {dtype}"

@@ -18,8 +18,10 @@ import math
 
 from tf_scalecom.wire.dtypes import DTYPES
 from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.low_rank import LowRankPlan, low_rank_report
 from tf_scalecom.wire.report import compression_report
 from tf_scalecom.wire.route import COLLECTIVES, Route
+from tf_scalecom.wire.shares import owners_report
 
 _RESIDUAL_BYTES = DTYPES["float32"].bytes
 
@@ -191,6 +193,56 @@ def hierarchical_exchange(
         kernel_bytes=exchange.kernel_bytes + (others + 2) * gradient_bytes,
         # All come in through the first replica's link, and the results leave through it.
         inside_bytes=2 * others * gradient_bytes,
+    )
+
+
+def owners_exchange(
+    layout: Layout, bucket_bytes: float, workers: int, replicas_per_worker: int = 1
+) -> Exchange:
+    """`methods.OwnersTopK` among all replicas: all-to-all, all-gather of offsets, a ring.
+
+    Args: as of `compressed_exchange`.
+    """
+    n = workers * replicas_per_worker
+    exchange = compressed_exchange(layout, bucket_bytes, workers, replicas_per_worker)
+    if n == 1 or not layout.compressed:
+        return exchange
+    sent = owners_report(layout, n, Route(True, bucket_bytes)).bytes_sent
+    buckets = [layout.subset(positions) for positions in layout.buckets(bucket_bytes)]
+    # An owner selects once more, in its share.
+    share_elements = sum(layout.tensors[i].elements for i in layout.compressed) / n
+    return dataclasses.replace(
+        exchange,
+        sent_bytes=sent,
+        path_bytes=sent,
+        messages=sum(
+            len(_dtypes(bucket)) * _ring_messages(n) + bool(bucket.compressed) * n
+            for bucket in buckets
+        ),
+        kernel_bytes=exchange.kernel_bytes + 3 * _RESIDUAL_BYTES * share_elements,
+        inside_bytes=0.0,
+    )
+
+
+def low_rank_exchange(
+    plan: LowRankPlan, bucket_bytes: float, workers: int, replicas_per_worker: int = 1
+) -> Exchange:
+    """`methods.PowerSGD` among all replicas: two rings, one after the other.
+
+    Args:
+        plan: which variables travel as two matrices, and of what rank.
+        bucket_bytes, workers, replicas_per_worker: as of `compressed_exchange`.
+    """
+    n = workers * replicas_per_worker
+    sent = low_rank_report(plan, n).bytes_sent
+    # Beside residual + gradient, as there: a read for each of the two products with it, their
+    # result written; then it and the residual's read, and the residual written.
+    elements = sum(plan.tensors[i].elements for i in plan.compressed)
+    return Exchange(
+        sent_bytes=sent,
+        path_bytes=sent,
+        messages=2 * _ring_messages(n) if n > 1 else 0,
+        kernel_bytes=9 * _RESIDUAL_BYTES * elements if n > 1 else 0.0,
     )
 
 

@@ -6,6 +6,7 @@ import functools
 from tf_scalecom.forecast import performance
 from tf_scalecom.forecast.performance import Exchange, Hardware, StepTime
 from tf_scalecom.wire.layout import Layout
+from tf_scalecom.wire.low_rank import LowRankPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,16 +14,20 @@ class Scenario:
     """What to predict.
 
     Attributes:
-        layouts: plans of one model, of one or more ratios and dtypes of values.
+        layouts: CLT-k's plans of one model, of one or more ratios and dtypes of values.
         hardware: on what.
         compute_seconds: of a step with nothing exchanged.
         bucket_bytes: as in `Layout.buckets`.
+        owners: plans of the same model for `methods.OwnersTopK`.
+        low_rank: plans for `methods.PowerSGD`.
     """
 
     layouts: tuple[tuple[str, Layout], ...]
     hardware: Hardware
     compute_seconds: float
     bucket_bytes: float
+    owners: tuple[tuple[str, Layout], ...] = ()
+    low_rank: tuple[tuple[str, LowRankPlan], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Forecast:
 
     Attributes:
         method: its name.
-        layout: the plan; None for one that has none.
+        layout: CLT-k's plan; None for another way.
         hierarchical: whether a worker's replicas sum first.
         exchange: what it moves.
         time: seconds of a step.
@@ -50,10 +55,18 @@ class Forecast:
 
 
 def forecasts(scenario: Scenario) -> list[Forecast]:
-    """Dense float32, dense float16, then each layout; each hierarchical, too, with replicas."""
+    """Dense float32, dense float16, then each layout; each hierarchical, too, with replicas.
+
+    Then the other methods.
+    """
     hardware = scenario.hardware
     ways = _ways(
-        scenario.layouts, scenario.bucket_bytes, hardware.workers, hardware.replicas_per_worker
+        scenario.layouts,
+        scenario.owners,
+        scenario.low_rank,
+        scenario.bucket_bytes,
+        hardware.workers,
+        hardware.replicas_per_worker,
     )
     times = [performance.step_time(way[-1], hardware, scenario.compute_seconds) for way in ways]
     dense = ways[0][-1]
@@ -71,7 +84,7 @@ def forecasts(scenario: Scenario) -> list[Forecast]:
 # Counting bytes takes far longer than dividing them by speeds, which a plot does hundreds of times.
 @functools.lru_cache
 def _ways(
-    layouts, bucket_bytes, workers, replicas_per_worker
+    layouts, owners, low_rank, bucket_bytes, workers, replicas_per_worker
 ) -> list[tuple[str, Layout | None, bool, Exchange]]:
     """(method, layout, hierarchical, exchange) of each forecast."""
     model, replicas = layouts[0][1], workers * replicas_per_worker
@@ -86,4 +99,8 @@ def _ways(
         for name, layout in layouts:
             exchange = performance.hierarchical_exchange(layout, *counts)
             ways.append((f"{name}, hierarchical", layout, True, exchange))
+    for name, layout in owners:
+        ways.append((name, None, False, performance.owners_exchange(layout, *counts)))
+    for name, plan in low_rank:
+        ways.append((name, None, False, performance.low_rank_exchange(plan, *counts)))
     return ways

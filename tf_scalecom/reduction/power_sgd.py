@@ -10,8 +10,6 @@ One step on replica i of n for the matrix of one variable, residual e_i, gradien
 """
 
 import dataclasses
-import functools
-import math
 import numbers
 from collections.abc import Sequence
 
@@ -24,53 +22,7 @@ from tf_scalecom.reduction import MethodOptions
 from tf_scalecom.reduction.dense import Dense
 from tf_scalecom.reduction.method import Method, Update
 from tf_scalecom.reduction.variables import ResidualVariable, SharedVariable
-from tf_scalecom.wire.layout import MIN_COMPRESSED_ELEMENTS, TensorLayout
-from tf_scalecom.wire.report import CompressionReport, CompressionRow, bytes_ratio, ring_factor
-
-
-@dataclasses.dataclass(frozen=True)
-class LowRankPlan:
-    """Which variables travel as two matrices of a rank.
-
-    A convolution's kernel is a matrix of one column per filter. Small ones, and whatever the rank
-    would not make smaller, travel dense.
-
-    Attributes:
-        tensors: path, shape and dtype of each variable.
-        rank: 0 compresses nothing.
-    """
-
-    tensors: tuple[TensorLayout, ...]
-    rank: int
-
-    @functools.cached_property
-    def compressed(self) -> tuple[int, ...]:
-        """Positions of the variables that do not travel dense."""
-        return tuple(i for i, t in enumerate(self.tensors) if self.rank and self._pays(t))
-
-    def subset(self, positions: Sequence[int]) -> "LowRankPlan":
-        """The plan for some of the variables."""
-        return dataclasses.replace(self, tensors=tuple(self.tensors[i] for i in positions))
-
-    def without_compression(self) -> "LowRankPlan":
-        """The plan under which all of them travel dense."""
-        return dataclasses.replace(self, rank=0)
-
-    def values(self, position: int) -> int:
-        """Numbers that are summed for a variable."""
-        tensor = self.tensors[position]
-        return self._factors(tensor) if position in self.compressed else tensor.elements
-
-    def _pays(self, tensor):
-        return (
-            len(tensor.shape) >= 2
-            and tensor.elements >= MIN_COMPRESSED_ELEMENTS
-            and self._factors(tensor) < tensor.elements
-        )
-
-    def _factors(self, tensor):
-        rows, columns = _matrix_shape(tensor)
-        return self.rank * (rows + columns)
+from tf_scalecom.wire.low_rank import LowRankPlan, low_rank_report, matrix_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +72,7 @@ class PowerSGD(Method):
         made = [() for _ in plan.tensors]
         for i in plan.compressed:
             tensor = plan.tensors[i]
-            query = rng.normal(size=(_matrix_shape(tensor)[1], plan.rank)).astype(np.float32)
+            query = rng.normal(size=(matrix_shape(tensor)[1], plan.rank)).astype(np.float32)
             made[i] = (
                 ResidualVariable(tensor.shape, name=f"residual_{i}"),
                 SharedVariable(query, name=f"query_{i}"),
@@ -128,7 +80,7 @@ class PowerSGD(Method):
         return made
 
     def propose(self, gradients, plan, state, step, communicator):
-        shapes = [_matrix_shape(plan.tensors[i]) for i in plan.compressed]
+        shapes = [matrix_shape(plan.tensors[i]) for i in plan.compressed]
         residuals, queries = ([own[kind::2] for own in state] for kind in range(2))
         matrices = [
             [
@@ -184,26 +136,7 @@ class PowerSGD(Method):
         return updates
 
     def report(self, plan, num_replicas, route):
-        """4 bytes of each value of the factors, and of each other element, by a ring."""
-        ring = ring_factor(num_replicas)
-        rows = []
-        for i, tensor in enumerate(plan.tensors):
-            kept = plan.values(i)
-            dense = 4 * tensor.elements * ring
-            is_low_rank = i in plan.compressed
-            sent = 4 * kept * ring if is_low_rank else tensor.payload("float32") * ring
-            rows.append(
-                CompressionRow(
-                    tensor.path, tensor.shape, tensor.elements, kept, bytes_ratio(dense, sent),
-                    dense, sent,
-                )
-            )  # fmt: skip
-        return CompressionReport(
-            rows=tuple(rows),
-            num_replicas=num_replicas,
-            bytes_dense=sum(row.bytes_dense for row in rows),
-            bytes_sent=sum(row.bytes_sent for row in rows),
-        )
+        return low_rank_report(plan, num_replicas)
 
 
 def _checked(name, value, least) -> int:
@@ -233,8 +166,3 @@ def _basis(product):
 
 def _dense(plan) -> list[int]:
     return [i for i in range(len(plan.tensors)) if i not in plan.compressed]
-
-
-def _matrix_shape(tensor) -> tuple[int, int]:
-    columns = tensor.shape[-1]
-    return math.prod(tensor.shape) // columns, columns

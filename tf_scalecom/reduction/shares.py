@@ -109,10 +109,11 @@ class SharesTopK(CltK):
 
     def __init__(self, *args, **what_to_send):
         super().__init__(*args, **what_to_send)
-        if self._config.selection != "chunk":
+        selection = self.get_config()["selection"]
+        if selection != "chunk":
             raise ValueError(
                 f'{type(self).__name__}: expected selection="chunk", as every replica leads a '
-                f"share of the chunks; received {self._config.selection!r}. Leave it out."
+                f"share of the chunks; received {selection!r}. Leave it out."
             )
         self._zeros: dict[tuple, tf.Variable] = {}  # by place, size and device
 
