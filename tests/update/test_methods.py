@@ -7,7 +7,7 @@ import tensorflow as tf
 from local_strategies import make_strategy
 
 import tf_scalecom as sc
-from tf_scalecom.reduction import METHODS, MethodOptions, method_class
+from tf_scalecom.reduction import METHODS, MethodOptions, communicator, method_class
 from tf_scalecom.reduction.clt_k import CltK
 from tf_scalecom.reduction.method import Update
 from tf_scalecom.reduction.variables import is_summable
@@ -141,3 +141,93 @@ def test_a_step_that_is_not_finite_changes_nothing(name):
     assert int(optimizer.skipped_steps.numpy()) == 1
     for now, then in zip(state(), before, strict=True):
         np.testing.assert_array_equal(now, then)
+
+
+METHODS_OF_USERS = {
+    "CltK": sc.methods.CltK(20, 0.5, exclude="bias", chunk_keep=2, value_dtype="bfloat16"),
+    "SharesTopK": sc.methods.SharesTopK({"kernel": 20, ".*": 4}),
+    "OwnersTopK": sc.methods.OwnersTopK("auto", value_dtype="float16"),
+    "PowerSGD": sc.methods.PowerSGD(rank=3, seed=7),
+}
+
+
+@pytest.mark.parametrize("name", METHODS_OF_USERS)
+def test_an_optimizer_is_the_same_from_its_config(name):
+    method = METHODS_OF_USERS[name]
+    optimizer = sc.CompressedOptimizer(
+        keras.optimizers.Adam(0.1, beta_1=0.0), method, warmup_steps=7, name="mine"
+    )
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(again.method) is type(method)
+    assert again.method.get_config() == method.get_config()
+    assert again.get_config() == optimizer.get_config()
+    assert set(METHODS_OF_USERS) == set(sc.methods.__all__)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda inner: sc.CompressedOptimizer(inner, "PowerSGD"), r"received 'PowerSGD'\. Pass"),
+        (
+            lambda inner: sc.CompressedOptimizer(inner, sc.methods.PowerSGD(), 5, warmup="ramp"),
+            'expected "dense" with PowerSGD.*received "ramp"',
+        ),
+        (lambda _: sc.methods.PowerSGD(rank=0), "expected an integer >= 1; received 0"),
+        (lambda _: sc.methods.PowerSGD(rank=True), "expected an integer >= 1; received True"),
+        (lambda _: sc.methods.PowerSGD(seed=-1), "expected an integer >= 0; received -1"),
+        (
+            lambda _: sc.methods.OwnersTopK(selection="exact"),
+            "OwnersTopK: expected selection=\"chunk\".*received 'exact'",
+        ),
+        (lambda _: sc.methods.SharesTopK(beta=0), "`beta`.*received 0"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused(make, expected):
+    with pytest.raises(ValueError, match=expected):
+        make(keras.optimizers.SGD())
+
+
+@pytest.mark.parametrize("name", sc.methods.__all__)
+def test_rows_of_a_gradient_are_as_good_as_all_of_it(name):
+    """The sparse gradient of an embedding, whose number of rows no graph knows."""
+    strategy = make_strategy("scalecom_ops")
+
+    def weights_after_a_step(is_sparse):
+        with strategy.scope():
+            table = keras.Variable(np.zeros((203, 31), np.float32))
+            optimizer = sc.CompressedOptimizer(
+                keras.optimizers.SGD(1.0), getattr(sc.methods, name)()
+            )
+            optimizer.build([table])
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def step(rows):
+            def on_replica():
+                values = tf.ones([tf.size(rows), 31]) * tf.cast(rows, tf.float32)[:, tf.newaxis]
+                gradient = tf.IndexedSlices(values, rows, tf.shape(table.value))
+                optimizer.apply([gradient if is_sparse else tf.convert_to_tensor(gradient)])
+
+            strategy.run(on_replica)
+
+        step(tf.constant([3, 9, 3, 202], tf.int64))
+        return table.numpy()
+
+    sparse, dense = weights_after_a_step(True), weights_after_a_step(False)
+    assert sparse.any()
+    np.testing.assert_array_equal(sparse, dense)
+
+
+def test_names_of_messages_are_told_apart():
+    assert not communicator._keys_clash(range(10))
+    assert not communicator._keys_clash(range(8, 16))
+    assert communicator._keys_clash(range(12))
+    assert communicator._keys_clash([2, 21])
+
+
+def test_where_names_clash_owners_are_handed_the_same(monkeypatch):
+    strategy = make_strategy("scalecom_ops")
+    _, expected, _ = trained(strategy, sc.methods.OwnersTopK)
+    monkeypatch.setattr(communicator, "_keys_clash", lambda replica_ids: True)
+    _, got, _ = trained(strategy, sc.methods.OwnersTopK)
+    for variable, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
