@@ -76,8 +76,11 @@ def main():
     def adam():
         return keras.optimizers.Adam(0.001, beta_1=0.0)
 
-    def compressed(make=sgd, **arguments):
-        return lambda: sc.ScaleComOptimizer(make(), 100, **arguments)
+    def compressed(make=sgd, ratio=100, **arguments):
+        return lambda: sc.ScaleComOptimizer(make(), ratio, **arguments)
+
+    def reduced_by(method):
+        return lambda: sc.CompressedOptimizer(sgd(), method)
 
     arms = {
         "compute only": (strategy, None),
@@ -87,6 +90,13 @@ def main():
         "dense": (strategy, sgd),
         "compressed 100x": (strategy, compressed()),
         "compressed 100x, chunk_keep 10": (strategy, compressed(chunk_keep=10)),
+        "bfloat16 values, 92x": (strategy, compressed(ratio=92, value_dtype="bfloat16")),
+        "shares 100x": (strategy, reduced_by(sc.methods.SharesTopK(100))),
+        "owners 92x, bfloat16": (
+            strategy,
+            reduced_by(sc.methods.OwnersTopK(92, value_dtype="bfloat16")),
+        ),
+        "PowerSGD rank 2": (strategy, reduced_by(sc.methods.PowerSGD(rank=2))),
         "alone, Adam(beta_1=0)": (alone, adam),
         "compressed 100x, Adam(beta_1=0)": (strategy, compressed(adam)),
     }

@@ -39,6 +39,7 @@ MODELS = {
 # Arms, by the framework whose worker runs them. Bytes that an element's gradient takes on the wire,
 # roughly: for the plan's time only.
 FLOOR, MWMS, OURS, TORCH_FLOOR = "TF compute only", "MWMS", "ours", "torch compute only"
+SHARES, OWNERS, POWER_SGD = "ours, shares", "ours, owners", "ours, PowerSGD 2"
 SMALL_BUCKETS = "ours, 128 KiB"
 ONE_BUCKET, MASKED = "ours, one bucket", "ours, one bucket, masked all-reduce"
 FRAMEWORKS = {
@@ -49,6 +50,9 @@ FRAMEWORKS = {
         OURS: 0.05,
         "ours, bfloat16": 0.03,
         "ours, chunk_keep 10": 0.06,
+        SHARES: 0.05,
+        OWNERS: 0.05,
+        POWER_SGD: 0.03,
         "ours, 32 KiB": 0.05,
         "ours, 64 KiB": 0.05,
         SMALL_BUCKETS: 0.05,
@@ -74,6 +78,9 @@ PEER_ARMS = [
     OURS,
     "ours, bfloat16",
     "ours, chunk_keep 10",
+    SHARES,
+    OWNERS,
+    POWER_SGD,
     *FRAMEWORKS["torch"],
 ]
 BUCKET_ARMS = ["ours, 32 KiB", "ours, 64 KiB", SMALL_BUCKETS, OURS, ONE_BUCKET]
@@ -132,6 +139,12 @@ def full_plan() -> list[Cell]:
     ]
     cells += [Cell("deep", 2, "100mbit", arm) for arm in (FLOOR, SMALL_BUCKETS, OURS, ONE_BUCKET)]
     cells += [Cell(model, 8, "unshaped", arm) for model in ("5M", "25M") for arm in (MWMS, OURS)]
+    # A broadcast's tree is log2 n messages deep, a gather's ring passes n - 1.
+    cells += [
+        Cell("5M", workers, "1gbit", arm)
+        for workers in (2, 4, 8, 16)
+        for arm in (OURS, SHARES, OWNERS)
+    ]
     return list(dict.fromkeys(cells))
 
 

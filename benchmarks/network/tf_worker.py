@@ -6,7 +6,18 @@ import functools
 import keras
 import numpy as np
 import tensorflow as tf
-from matrix import FLOOR, MASKED, MODELS, MWMS, ONE_BUCKET, OURS, SMALL_BUCKETS
+from matrix import (
+    FLOOR,
+    MASKED,
+    MODELS,
+    MWMS,
+    ONE_BUCKET,
+    OURS,
+    OWNERS,
+    POWER_SGD,
+    SHARES,
+    SMALL_BUCKETS,
+)
 from serve import serve
 
 import tf_scalecom as sc
@@ -76,6 +87,9 @@ def main():
     def compressed(**options):
         return lambda: sc.ScaleComOptimizer(sgd(), model.compression_ratio, **options)
 
+    def reduced_by(method):
+        return lambda: sc.CompressedOptimizer(sgd(), method)
+
     # Before any of this package's: a process has one server, which TensorFlow's strategy would
     # start once more.
     stock = tf.distribute.MultiWorkerMirroredStrategy()
@@ -86,6 +100,15 @@ def main():
         OURS: lambda: (ours(), compressed()),
         "ours, bfloat16": lambda: (ours(), compressed(value_dtype="bfloat16")),
         "ours, chunk_keep 10": lambda: (ours(), compressed(chunk_keep=10)),
+        SHARES: lambda: (ours(), reduced_by(sc.methods.SharesTopK(model.compression_ratio))),
+        # At the ratio of about the bytes that ours has.
+        OWNERS: lambda: (
+            ours(),
+            reduced_by(
+                sc.methods.OwnersTopK(0.92 * model.compression_ratio, value_dtype="bfloat16")
+            ),
+        ),
+        POWER_SGD: lambda: (ours(), reduced_by(sc.methods.PowerSGD(rank=2))),
         "ours, 32 KiB": lambda: (ours(32 << 10), compressed()),
         "ours, 64 KiB": lambda: (ours(64 << 10), compressed()),
         SMALL_BUCKETS: lambda: (ours(128 << 10), compressed()),
@@ -98,7 +121,7 @@ def main():
         strategy, make_optimizer = arms[arm]()
         step, optimizer = training_step(model, strategy, make_optimizer)
         about = {"framework": f"TensorFlow {tf.__version__}"}
-        if not isinstance(optimizer, sc.ScaleComOptimizer):
+        if not isinstance(optimizer, sc.CompressedOptimizer):
             return step, about
         report = optimizer.compression_report()
         return step, about | {

@@ -20,12 +20,21 @@ from tf_scalecom.forecast import Exchange, Hardware, Scenario, performance, plot
 from tf_scalecom.forecast.load import layouts_of
 from tf_scalecom.forecast.performance import step_time
 from tf_scalecom.wire.layout import Layout, tensor_layout
+from tf_scalecom.wire.low_rank import LowRankPlan
 from tf_scalecom.wire.route import BUCKET_BYTES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "models" / "image")]
 
-from network.matrix import MODELS, MWMS, ONE_BUCKET, OURS, PASS_BYTES  # noqa: E402
+from network.matrix import (  # noqa: E402
+    MODELS,
+    MWMS,
+    ONE_BUCKET,
+    OURS,
+    OWNERS,
+    PASS_BYTES,
+    POWER_SGD,
+)
 from resnet import build_resnet  # noqa: E402
 
 MEASURED = ROOT / "docs" / "data" / "network.csv"
@@ -33,7 +42,7 @@ PAGE = ROOT / "docs" / "plan.md"
 PICTURES = ROOT / "docs" / "pictures"
 _BEGIN, _END = "<!-- {}: begin -->", "<!-- {}: end -->"
 FLOAT16, BFLOAT16, KEEP_10 = "MWMS fp16", "ours, bfloat16", "ours, chunk_keep 10"
-ARMS = (MWMS, FLOAT16, OURS, BFLOAT16, KEEP_10, ONE_BUCKET)
+ARMS = (MWMS, FLOAT16, OURS, BFLOAT16, KEEP_10, ONE_BUCKET, OWNERS, POWER_SGD)
 CALIBRATING_RATE, CALIBRATING_ARMS = "unshaped", (MWMS, OURS)
 # Of a model that has no unshaped cells, those of one with as many workers.
 CALIBRATED_BY = {"deep": "5M"}
@@ -151,6 +160,11 @@ def exchange(model: str, workers: int, arm: str) -> Exchange:
     if arm == FLOAT16:
         return performance.float16_exchange(layout, workers)
     bucket_bytes = 1 << 30 if arm == ONE_BUCKET else BUCKET_BYTES
+    if arm == OWNERS:
+        return performance.owners_exchange(layout, bucket_bytes, workers)
+    if arm == POWER_SGD:
+        plan = LowRankPlan(layout.without_compression().tensors, rank=2)
+        return performance.low_rank_exchange(plan, bucket_bytes, workers)
     return performance.compressed_exchange(layout, bucket_bytes, workers, in_place=True)
 
 
@@ -161,12 +175,15 @@ def _compressed(model):
 
 def _layout(model, arm):
     """The plan for the benchmark's dense layers, as its optimizer makes it."""
-    ratio, keep = MODELS[model].compression_ratio, 10 if arm == KEEP_10 else 1
+    ratio = MODELS[model].compression_ratio * (0.92 if arm == OWNERS else 1)
+    keep = 10 if arm == KEEP_10 else 1
     shapes = [
         shape for n, m in itertools.pairwise(MODELS[model].widths) for shape in ((n, m), (m,))
     ]
     tensors = (tensor_layout("", shape, "float32", ratio, chunk_keep=keep) for shape in shapes)
-    return Layout(tuple(tensors), value_dtype="bfloat16" if arm == BFLOAT16 else "float32")
+    return Layout(
+        tuple(tensors), value_dtype="bfloat16" if arm in (BFLOAT16, OWNERS) else "float32"
+    )
 
 
 # The paper's performance model: ResNet-50 at 96x, 32-bit indices, time of an exchange = bytes that
