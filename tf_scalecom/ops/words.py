@@ -61,12 +61,15 @@ def flat_indices(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
     """Indices in the flat tensors: [kept] each; int32, or int64 past 2**31 elements."""
     indices = []
     for offsets, tensor in zip(unpack_offsets(words, layout), _tensors(layout), strict=True):
-        dtype = index_dtype(tensor)
-        starts = tf.range(tensor.full_chunks, dtype=dtype) * tensor.chunk_size
-        tail = tf.fill([tensor.tail_keep], tensor.full_chunks * tensor.chunk_size)
-        starts = tf.concat([tf.repeat(starts, tensor.chunk_keep), tf.cast(tail, dtype)], axis=0)
-        indices.append(tf.cast(offsets, dtype) + starts)
+        starts = starts_of_chunks(tensor, 0, tensor.kept)
+        indices.append(tf.cast(offsets, starts.dtype) + starts)
     return indices
+
+
+def starts_of_chunks(tensor: TensorLayout, first: int, last: int) -> tf.Tensor:
+    """Index of the first element of the chunks of kept elements [first, last)."""
+    kept = tf.range(first, last, dtype=index_dtype(tensor))
+    return kept // tensor.chunk_keep * tensor.chunk_size
 
 
 def index_dtype(tensor: TensorLayout) -> tf.DType:

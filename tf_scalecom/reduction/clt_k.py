@@ -9,9 +9,10 @@ One step on replica i of n, residual m_i, gradient g_i (Chen et al., NeurIPS 202
     m_i'   = (1 - beta) m_i + beta (p_i - s_i)   s_i = 0 off I   residual
 
 The reduction sums: losses are weighed before, by 1/n or the share of the rows. With a float32 wire
-p_i - s_i is 0; with a 16-bit wire it is the error of the cast, which stays in the residual. So does
-what would make the sum overflow, on the wire or in the variable's dtype: s_i is at most 1/n of its
-range.
+p_i - s_i is 0; with a 16-bit wire it is the error of the cast, which stays in the residual. There g
+is rounded, too, on its way to all: that error stays in the residual of one of them
+(`narrow_sums`). So does what would make the sum overflow, on the wire or in the variable's dtype:
+s_i is at most 1/n of its range.
 
 All of this where every p_i is finite. Otherwise m_i' = m_i, and there is no g.
 """
@@ -28,6 +29,7 @@ from tf_scalecom import ops
 from tf_scalecom.reduction import MethodOptions
 from tf_scalecom.reduction.communicator import Communicator
 from tf_scalecom.reduction.method import Gradient, Method, Update
+from tf_scalecom.reduction.narrow_sums import is_narrow, sum_narrow
 from tf_scalecom.reduction.variables import ResidualVariable
 from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.dtypes import DTYPES
@@ -189,10 +191,16 @@ class CltK(Method):
             kernels.gather(own.values, w, own.nonfinite, layout, limits)
             for own, w in zip(compensated, words, strict=True)
         ]
-        sums = communicator.all_reduce(
-            [[g.selected, *d] for g, d in zip(gathered, bucket.dense_gradients, strict=True)]
-        )
-        return _Sent(bucket, words, [g.unsent for g in gathered], sums)
+        selected, unsent = [g.selected for g in gathered], [g.unsent for g in gathered]
+        if is_narrow(layout, communicator.route):
+            selected, unsent = sum_narrow(selected, words, unsent, layout, communicator)
+            dense = communicator.all_reduce(bucket.dense_gradients)
+            sums = [[s, *d] for s, d in zip(selected, dense, strict=True)]
+        else:
+            sums = communicator.all_reduce(
+                [[s, *d] for s, d in zip(selected, bucket.dense_gradients, strict=True)]
+            )
+        return _Sent(bucket, words, unsent, sums)
 
     def _who_selects(self, step: tf.Tensor, communicator: Communicator) -> list[tf.Tensor | bool]:
         """Whether each replica of this process selects of its own residual + gradient."""

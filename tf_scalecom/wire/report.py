@@ -110,12 +110,21 @@ def compression_report(layout: Layout, num_replicas: int, route: Route) -> Compr
             finite_flag = DTYPES[layout.value_dtype].bytes * ring
             unpadded = sum(t.kept * t.offset_bytes for t in bucket.tensors)
             overhead += finite_flag + (4 * bucket.offset_words - unpadded) * offsets
+            if route.broadcasts and DTYPES[layout.value_dtype].bytes == 2:
+                padded = num_replicas * run_of_narrow_values(bucket, num_replicas)
+                overhead += 2 * (padded - bucket.kept - 1) * ring
     return CompressionReport(
         rows=rows,
         num_replicas=num_replicas,
         bytes_dense=sum(row.bytes_dense for row in rows),
         bytes_sent=sum(row.bytes_sent for row in rows) + overhead,
     )
+
+
+def run_of_narrow_values(layout: Layout, num_replicas: int) -> int:
+    """Values of 16 bits that each replica sums for all, the flag among them: whole words."""
+    words = -(-(layout.kept + 1) // 2)
+    return 2 * -(-words // num_replicas)
 
 
 def _row(tensor: TensorLayout, value_dtype: str, ring: float, offsets: float) -> CompressionRow:
