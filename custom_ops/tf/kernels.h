@@ -409,6 +409,48 @@ class DescendKernel : public OpKernel {
   int size_;
 };
 
+template <typename Device>
+class SubtractKernel : public OpKernel {
+ public:
+  explicit SubtractKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &size_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Device device(ctx);
+    const Tensor& factor = ctx->input(3 * size_);
+    OP_REQUIRES_OK(ctx, CheckSize(factor, 1, "factor"));
+    for (int i = 0; i < size_; ++i) {
+      const Tensor& indices = ctx->input(size_ + i);
+      const Tensor& values = ctx->input(2 * size_ + i);
+      OP_REQUIRES(ctx, indices.dims() == 2 && indices.shape() == values.shape(),
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "expected indices and values of one shape [rows, size]; got ",
+                      indices.shape().DebugString(), ", ", values.shape().DebugString())));
+      const void* before = ctx->input(i).data();
+      Tensor* result;
+      OP_REQUIRES_OK(ctx,
+                     ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &result));
+      if (result->data() != before) {
+        OP_REQUIRES_OK(ctx, device.Copy(result->data(), before, result->TotalBytes()));
+      }
+      // Row after row: an index may be in several.
+      scalecom_slices slices{result->NumElements(), indices.dim_size(1),
+                             result->flat<float>().data(), indices.flat<int64_t>().data(),
+                             values.flat<float>().data()};
+      for (int64_t row = 0; row < indices.dim_size(0); ++row) {
+        OP_REQUIRES_OK(ctx,
+                       ToStatus(device.Descend({slices}, factor.flat<float>().data()), "subtract"));
+        slices.indices += slices.size;
+        slices.values += slices.size;
+      }
+    }
+  }
+
+ private:
+  int size_;
+};
+
 }  // namespace scalecom
 
 #endif  // SCALECOM_TF_KERNELS_H_

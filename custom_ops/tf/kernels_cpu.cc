@@ -69,6 +69,7 @@ REGISTER("ScalecomGather", GatherKernel);
 REGISTER("ScalecomFilter", FilterKernel);
 REGISTER("ScalecomScatter", ScatterKernel);
 REGISTER("ScalecomDescend", DescendKernel);
+REGISTER("ScalecomSubtract", SubtractKernel);
 
 }  // namespace
 }  // namespace scalecom

@@ -41,6 +41,7 @@ REGISTER("ScalecomGather", GatherKernel);
 REGISTER("ScalecomFilter", FilterKernel, .HostMemory("residuals").HostMemory("finite"));
 REGISTER("ScalecomScatter", ScatterKernel);
 REGISTER("ScalecomDescend", DescendKernel, .HostMemory("variables"));
+REGISTER("ScalecomSubtract", SubtractKernel);
 
 }  // namespace
 }  // namespace scalecom

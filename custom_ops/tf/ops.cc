@@ -78,6 +78,13 @@ absl::Status FilterShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status SubtractShape(InferenceContext* c) {
+  int size;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &size));
+  for (int i = 0; i < size; ++i) c->set_output(i, c->input(i));
+  return absl::OkStatus();
+}
+
 absl::Status ScatterShape(InferenceContext* c) {
   Layout layout;
   Sizes sizes;
@@ -190,6 +197,21 @@ REGISTER_OP("ScalecomDescend")
 variable -= values * learning_rate at the indices of the flat variable, in place.
 
 Each product is rounded, then each difference. Indices are distinct; one out of range is passed over.
+)doc");
+
+REGISTER_OP("ScalecomSubtract")
+    .Input("tensors: N * float")
+    .Input("indices: N * int64")
+    .Input("values: N * float")
+    .Input("factor: float")
+    .Output("differences: N * float")
+    .Attr("N: int >= 1")
+    .SetShapeFn(SubtractShape)
+    .Doc(R"doc(
+tensor - values * factor at the indices of the flat tensor, in its own buffer where nobody else needs it.
+
+Indices and values are matrices, whose rows are subtracted in turn. The indices of a row are distinct; one
+out of range is passed over.
 )doc");
 
 }  // namespace scalecom

@@ -267,6 +267,26 @@ def test_descends_where_something_was_sent(device):
     assert_same(variables, twin)
 
 
+def test_adds_rows_in_turn_and_leaves_out_what_is_out_of_range(device):
+    rng = np.random.default_rng(0)
+    tensors = [tf.constant(rng.normal(size=s).astype(np.float32)) for s in [(7,), (40, 50)]]
+    before = [tensor.numpy().copy() for tensor in tensors]
+    indices = [
+        np.stack([rng.permutation(tensor.shape.num_elements())[:5] for _ in range(3)])
+        for tensor in tensors
+    ]
+    indices[0][1, 2], indices[1][0, 0] = 7, 4_000_000
+    values = [rng.normal(size=i.shape).astype(np.float32) for i in indices]
+    indices = [tf.constant(i) for i in indices]
+    with on(device):
+        added = native.add(tensors, indices, values)
+    assert_same(added, xla.add(tensors, indices, values))
+    assert_same(tensors, before)  # somebody needs them
+    assert not np.array_equal(added[0], before[0]) and added[1].shape == (40, 50)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected indices and values of one"):
+        native.add(tensors, [i[0] for i in indices], [v[0] for v in values])
+
+
 def test_a_reader_of_the_residual_keeps_what_it_read(device):
     layout = Case("top1").layout((2_000,))
     gradients, residuals = inputs(layout, seed=0)

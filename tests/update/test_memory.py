@@ -44,7 +44,9 @@ class WatchedSGD(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate)
 
 
-def addresses_in_a_step(optimizer, dtype="float32", is_read=False, is_part=False, **compression):
+def addresses_in_a_step(
+    optimizer, dtype="float32", is_read=False, is_part=False, method=sc.methods.CltK, **arguments
+):
     """Of two replicas: the gradients', the residuals' before and after, the dense sums'."""
     strategy = make_strategy("scalecom_ops")
     addresses = Addresses()
@@ -52,7 +54,7 @@ def addresses_in_a_step(optimizer, dtype="float32", is_read=False, is_part=False
         variable = keras.Variable(np.ones(SHAPE), dtype=dtype, name="w")
         inner = optimizer(0.1)
         inner.addresses = addresses
-        wrapper = sc.ScaleComOptimizer(inner, 100, **compression)
+        wrapper = sc.CompressedOptimizer(inner, method(100, **arguments))
         wrapper.build([variable])
     (residual,) = wrapper.residual_variables
 
@@ -90,7 +92,12 @@ def differ(addresses, others):
     return all(addresses[device] != others[device] for device in addresses)
 
 
-WAYS = {"plain": {}, "bfloat16_wire": dict(value_dtype="bfloat16"), "filtered": dict(beta=0.5)}
+WAYS = {
+    "plain": {},
+    "bfloat16_wire": dict(value_dtype="bfloat16"),
+    "filtered": dict(beta=0.5),
+    "owners": dict(method=sc.methods.OwnersTopK),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -162,3 +162,18 @@ class Kernels(Protocol):
             slices: float32 gradients of the variables as vectors; their indices are distinct.
             learning_rate: float32 scalar.
         """
+
+    def add(
+        self,
+        tensors: Sequence[tf.Tensor],
+        indices: Sequence[tf.Tensor],
+        values: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Tensors with something added to some elements, in place where nobody else needs them.
+
+        Args:
+            tensors: float32.
+            indices: of each tensor as a vector, integers [rows, size]; those of a row are distinct,
+                and rows are added in turn. One out of range is left out.
+            values: float32 [rows, size] of each.
+        """

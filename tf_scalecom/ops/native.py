@@ -144,6 +144,16 @@ def descend(variables, slices, learning_rate):
     )
 
 
+def add(tensors, indices, values):
+    """See `Kernels`."""
+    return library().scalecom_subtract(
+        tensors,
+        [tf.cast(i, tf.int64) for i in indices],
+        [-v for v in values],
+        tf.constant(1.0),
+    )
+
+
 def _handles(variables):
     return [variable.handle for variable in variables]
 

@@ -137,6 +137,22 @@ def descend(
         variable.assign_sub(gradient * learning_rate)
 
 
+def add(
+    tensors: Sequence[tf.Tensor],
+    indices: Sequence[tf.Tensor],
+    values: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """See `Kernels`."""
+    sums = []
+    for tensor, at, added in zip(tensors, indices, values, strict=True):
+        flat = tf.reshape(tensor, [-1])
+        is_inside = (at >= 0) & (at < tf.size(flat, out_type=at.dtype))
+        at, added = tf.where(is_inside, at, 0), tf.where(is_inside, added, 0.0)
+        flat = tf.tensor_scatter_nd_add(flat, at[..., tf.newaxis], added)
+        sums.append(tf.reshape(flat, tf.shape(tensor)))
+    return sums
+
+
 def limits(layout: Layout, limit: float | Sequence[float]) -> list[float]:
     """One limit per compressed tensor of `layout`."""
     return np.broadcast_to(limit, len(layout.compressed)).tolist()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_scalecom import ops
 from tf_scalecom.ops.words import starts_of_chunks, unpack_offsets
 from tf_scalecom.reduction.communicator import Communicator
 from tf_scalecom.wire.dtypes import DTYPES
@@ -77,19 +78,24 @@ def _as_values(words, dtype):
 
 def _with_lost(unsent, lost, words, layout, first) -> list[tf.Tensor]:
     """Adds what a run of the kept values has lost, the `first` of all on, where they come from."""
-    kept, begin = [], 0
+    unsent, begin = list(unsent), 0
+    at, indices, values = [], [], []
     tensors = [layout.tensors[i] for i in layout.compressed]
-    for p, offsets, tensor in zip(unsent, unpack_offsets(words, layout), tensors, strict=True):
+    for place, (offsets, tensor) in enumerate(
+        zip(unpack_offsets(words, layout), tensors, strict=True)
+    ):
         # Of this tensor's kept values, those of the run.
         low = min(max(first - begin, 0), tensor.kept)
         high = min(max(first + lost.shape[0] - begin, 0), tensor.kept)
         if low < high:
             starts = starts_of_chunks(tensor, low, high)
-            indices = tf.cast(offsets[low:high], starts.dtype) + starts
-            of_tensor = lost[begin + low - first : begin + high - first]
-            flat = tf.reshape(p, [-1])
-            flat = tf.tensor_scatter_nd_add(flat, indices[:, tf.newaxis], of_tensor)
-            p = tf.reshape(flat, tensor.shape)
-        kept.append(p)
+            at.append(place)
+            of_run = tf.cast(offsets[low:high], starts.dtype) + starts
+            indices.append(of_run[tf.newaxis])
+            values.append(lost[tf.newaxis, begin + low - first : begin + high - first])
         begin += tensor.kept
-    return kept
+    if at:
+        with_lost = ops.kernels_for(layout).add([unsent[i] for i in at], indices, values)
+        for i, tensor in zip(at, with_lost, strict=True):
+            unsent[i] = tensor
+    return unsent

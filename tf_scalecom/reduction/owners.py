@@ -86,16 +86,11 @@ def _added(unsent, messages, shares, replica) -> list[tf.Tensor]:
     values = tf.reshape(values, [shares.count, -1])[:, : share.kept]
     parts = tf.split(tf.cast(values, tf.float32), [t.kept for t in share.tensors], axis=1)
     tensors = [shares.layout.tensors[i] for i in shares.layout.compressed]
-    collected = []
-    for p, of_share, own, part, tensor in zip(
-        unsent, share.tensors, offsets, parts, tensors, strict=True
-    ):
+    indices = []
+    for of_share, own, tensor in zip(share.tensors, offsets, tensors, strict=True):
         dtype = index_dtype(tensor)
         chunks = tf.range(of_share.kept, dtype=dtype) // of_share.chunk_keep
         chunks += tf.cast(replica, dtype) * of_share.full_chunks
-        indices = chunks * tensor.chunk_size + tf.cast(own, dtype)
-        # What pads a share is 0, wherever it is added.
-        indices = tf.minimum(indices, tensor.elements - 1)
-        flat = tf.tensor_scatter_nd_add(tf.reshape(p, [-1]), indices[..., tf.newaxis], part)
-        collected.append(tf.reshape(flat, tensor.shape))
-    return collected
+        # What pads a share is 0, or behind the end.
+        indices.append(chunks * tensor.chunk_size + tf.cast(own, dtype))
+    return ops.kernels_for(shares.layout).add(unsent, indices, parts)
