@@ -1,6 +1,5 @@
-"""What clusters/ holds fits what it is for: SLURM's variables, Kubeflow's schema, ssh, Ray."""
+"""What clusters/ holds fits what it is for: SLURM's variables, Kubeflow's schema, ssh."""
 
-import importlib.util
 import itertools
 import json
 import os
@@ -246,18 +245,3 @@ def test_what_ssh_cannot_take_is_refused_before_it_starts(arguments, message, tm
     usage, error = process.stderr.splitlines()
     assert process.returncode == 2
     assert usage.startswith("usage: start_over_ssh.sh ") and error.startswith(message)
-
-
-# Ray.
-
-
-@pytest.mark.multi_worker
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'ray[train]'"
-)
-def test_two_workers_train_on_a_local_ray(tmp_path):
-    output = run(
-        sys.executable, CLUSTERS / "ray_train.py", "--storage", tmp_path,
-        cwd=tmp_path, PYTHONPATH=str(ROOT), RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="200",
-    )  # fmt: skip
-    assert "replicas 2, loss" in output
