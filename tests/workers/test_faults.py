@@ -211,6 +211,31 @@ def test_whenever_a_worker_is_asked_to_end_none_goes_on(when, codes, folder):
         assert "went on" not in all_output(workers)
 
 
+ASKED_IN_A_THREAD = """
+import json, os, signal, threading, time
+import tf_scalecom as sc
+
+def train():
+    sc.MultiWorkerMirroredStrategy()
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+
+@scenario()
+def test_a_worker_that_trains_in_a_thread_ends_when_it_is_asked_to(folder):
+    """As under Ray: TensorFlow would have it go on."""
+    script = folder / "script.py"
+    script.write_text(ASKED_IN_A_THREAD)
+    with start_scripts(script, 2, log_dir=folder / "logs") as workers:
+        assert workers.workers[1].wait(START_SECONDS) == -signal.SIGTERM, all_output(workers)
+
+
 @scenario()
 def test_a_launcher_that_is_asked_to_end_needs_no_kill(folder):
     command = [sys.executable, "-m", "tf_scalecom", "run", "-n", "3", "--log-dir"]
@@ -260,10 +285,10 @@ def test_a_worker_that_never_comes_is_named_then_given_up(folder):
         assert workers.poll()[2] is None
 
 
-@scenario()
-def test_training_carries_on_from_the_backup_after_a_restart(folder):
-    restarts = ["--max-restarts", "1"]
-    code, said = run(2, folder, *restarts, str(RESTARTED_WORKER), str(folder))
+@scenario((2, 2), (3, 2))
+def test_training_carries_on_from_the_backup_after_a_restart(workers, least, folder):
+    restarts = ["--max-restarts", "1", "--min-workers", str(least)]
+    code, said = run(workers, folder, *restarts, str(RESTARTED_WORKER), str(folder))
     assert code == 0, said
     assert "worker 1 failed: ended by signal 9 (SIGKILL)" in said
     assert "every worker finished after restart 1 of 1" in said
