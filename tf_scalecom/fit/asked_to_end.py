@@ -4,7 +4,8 @@ TensorFlow catches SIGTERM and goes on, so that whoever asks has to kill it in t
 several workers, one that is asked goes on to the next step, where it votes for the end of the data
 (`stop_together.py`); the epoch then ends on all, which tell each other who was asked, and end
 before a callback takes the epoch for a whole one. Started again they go on from their last backup.
-Anywhere else a worker ends at once, and the others with an error that names it.
+Anywhere else, and where the strategy was made in another thread than the main one, a worker ends at
+once, and the others with an error that names it.
 
 The exit code is 143, 128 + SIGTERM, as of a program that SIGTERM has ended. A handler of the
 program's own is left alone.
@@ -12,6 +13,7 @@ program's own is left alone.
 
 import atexit
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -56,10 +58,13 @@ _request = _Request()
 
 def listen() -> None:
     """Handles SIGTERM from now on, once TensorFlow has taken it, unless the program does."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # where Python takes no handlers
-    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None):
+        return
+    if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _request.handle)
+    else:
+        # Python takes no handlers there, as in a worker of Ray. Without TensorFlow's it ends.
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL
 
 
 def is_own(handler) -> bool:
