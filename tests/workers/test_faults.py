@@ -212,7 +212,7 @@ def test_whenever_a_worker_is_asked_to_end_none_goes_on(when, codes, folder):
 
 
 ASKED_IN_A_THREAD = """
-import json, os, signal, threading, time
+import json, os, signal, sys, threading, time
 import tf_scalecom as sc
 
 def train():
@@ -221,19 +221,21 @@ def train():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 
+if sys.argv[1] == "handled":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
 thread = threading.Thread(target=train)
 thread.start()
 thread.join()
 """
 
 
-@scenario()
-def test_a_worker_that_trains_in_a_thread_ends_when_it_is_asked_to(folder):
-    """As under Ray: TensorFlow would have it go on."""
+@scenario(("unhandled", -signal.SIGTERM), ("handled", 7))
+def test_what_tensorflow_would_catch_in_a_thread_ends_the_worker(handler, code, folder):
+    """As under Ray, which has a handler of its own."""
     script = folder / "script.py"
     script.write_text(ASKED_IN_A_THREAD)
-    with start_scripts(script, 2, log_dir=folder / "logs") as workers:
-        assert workers.workers[1].wait(START_SECONDS) == -signal.SIGTERM, all_output(workers)
+    with start_scripts(script, 2, handler, log_dir=folder / "logs") as workers:
+        assert workers.workers[1].wait(START_SECONDS) == code, all_output(workers)
 
 
 @scenario()

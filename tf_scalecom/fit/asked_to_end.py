@@ -8,7 +8,7 @@ Anywhere else, and where the strategy was made in another thread than the main o
 once, and the others with an error that names it.
 
 The exit code is 143, 128 + SIGTERM, as of a program that SIGTERM has ended. A handler of the
-program's own is left alone.
+program's own, or of Ray's, is left alone.
 """
 
 import atexit
@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from typing import NoReturn
 
 from tf_scalecom.compat.keras_calls import outermost_call
@@ -28,6 +29,8 @@ from tf_scalecom.workers.workers import Workers
 EXIT_CODE = 128 + signal.SIGTERM
 # What the first worker leaves the others to leave, and until a request is looked at again.
 _FIRST_SECONDS, _AGAIN_SECONDS = 1.0, 0.5
+# More than the C library's `struct sigaction` has.
+_SIGACTION_BYTES = 1024
 
 
 class _Request:
@@ -56,15 +59,22 @@ class _Request:
 _request = _Request()
 
 
+@contextlib.contextmanager
+def kept_from_tensorflow() -> Iterator[None]:
+    """Gives SIGTERM back to whoever has it, where TensorFlow takes it without telling Python."""
+    libc = ctypes.CDLL(None)
+    action = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    libc.sigaction(int(signal.SIGTERM), None, action)
+    yield
+    libc.sigaction(int(signal.SIGTERM), action, None)
+
+
 def listen() -> None:
-    """Handles SIGTERM from now on, once TensorFlow has taken it, unless the program does."""
-    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None):
-        return
-    if threading.current_thread() is threading.main_thread():
+    """Handles SIGTERM from now on, unless the program does."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # where Python takes no handlers
+    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
         signal.signal(signal.SIGTERM, _request.handle)
-    else:
-        # Python takes no handlers there, as in a worker of Ray. Without TensorFlow's it ends.
-        ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL
 
 
 def is_own(handler) -> bool:
