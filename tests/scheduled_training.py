@@ -1,7 +1,8 @@
 """The `train.py` of a job under a scheduler: `train.py --backup_dir FOLDER`.
 
 In the third epoch worker 1 looks for a file in the working folder: `kill` has it kill itself, once,
-and `slow` has it rest after each step, for whoever means to disturb the job from outside.
+and `slow` has it rest after each step, until it is started again, for whoever means to disturb the
+job from outside once there is a file `under-way`.
 """
 
 import argparse
@@ -18,11 +19,15 @@ from backed_up_training import train
 import tf_scalecom as sc
 
 EPOCHS, DISTURBED_EPOCH, DISTURBED_STEP = 4, 2, 3
-REST_SECONDS = 0.5
+REST_SECONDS = 2.0
 
 
 class Disturbance(keras.callbacks.Callback):
     """What a file asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self._is_slow = Path("slow").exists() and not Path("under-way").exists()
 
     def on_epoch_begin(self, epoch, logs=None):
         print("epoch", epoch, flush=True)
@@ -34,7 +39,7 @@ class Disturbance(keras.callbacks.Callback):
         if Path("kill").exists():
             Path("kill").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        if Path("slow").exists():
+        if self._is_slow:
             Path("under-way").touch()
             time.sleep(REST_SECONDS)
 
