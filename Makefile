@@ -4,6 +4,7 @@
 # make lint          ruff, mypy on the package, and clang-format's check of custom_ops
 # make docs          the documentation as a site, in build/site
 # make dist          source distribution and wheel, in dist/
+# make test-clusters training under a real SLURM, which needs root, and a real Ray, with disturbances
 # make test-oldest   the tests that depend most on Keras and TensorFlow, with the oldest of both
 # make clean         removes build and run products; keeps .venv and the data sets
 # All of them set up .venv first, once per change of the requirements or of the native kernels.
@@ -14,6 +15,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 VENV := .venv
 INSTALLED := $(VENV)/installed
 DOCS_INSTALLED := $(VENV)/docs-installed
+RAY := build/ray
 OLDEST := build/oldest
 OLDEST_TESTS := tests/compat tests/update/test_optimizer.py tests/fit/test_strategy.py tests/fit/test_keras_contract.py tests/state/test_saving.py
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
@@ -25,7 +27,7 @@ PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope
 # What a mark means stands in pyproject.toml.
 QUICK_TESTS := not slow and (quick or not multi_worker)
 
-.PHONY: demo test-quick test lint docs dist test-oldest clean
+.PHONY: demo test-quick test test-clusters lint docs dist test-oldest clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/demo.py $(DEMO_FLAGS)
@@ -34,7 +36,12 @@ test-quick: $(INSTALLED)
 	$(PYTEST) -m "$(QUICK_TESTS)" $(ARGS)
 
 test: $(INSTALLED)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not clusters" $(ARGS)
+
+# One after the other, as they count seconds. Where Ray cannot be installed, SLURM is tested all the same.
+test-clusters: $(INSTALLED)
+	-$(MAKE) $(RAY)/installed
+	$(VENV)/bin/python -m pytest -m clusters $(ARGS) tests/launch/test_schedulers.py
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
@@ -67,6 +74,11 @@ $(INSTALLED): requirements.txt pyproject.toml $(NATIVE)
 	$(VENV)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) --no-compile -r requirements.txt # what is imported is compiled then: a few modules of many
 	$(PIP) --no-deps --no-build-isolation --editable . # compiled for the TensorFlow just installed
+	@touch $@
+
+$(RAY)/installed: requirements-ray.txt
+	$(PYTHON) -m venv --clear $(RAY)
+	$(RAY)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-ray.txt
 	@touch $@
 
 # Waits for the environment also where make works on several targets at once, and is not older for its sake.

@@ -1,4 +1,7 @@
-"""Trains on the workers of a Ray cluster: `python ray_train.py --workers 4 --storage FOLDER`."""
+"""Trains on the workers of a Ray cluster: `python ray_train.py --workers 4 --storage FOLDER`.
+
+The folder gets the backups and, in the end, the model: `model.keras`.
+"""
 
 import argparse
 
@@ -23,10 +26,14 @@ def train(config):
     # On all workers; each takes its part of every batch.
     history = model.fit(
         inputs, inputs[:, :1], batch_size=32, epochs=config["epochs"], verbose=0,
-        callbacks=[sc.callbacks.BackupAndRestore(config["backup_dir"])],
+        callbacks=[sc.callbacks.BackupAndRestore(f"{config['storage']}/backup")],
     )  # fmt: skip
+    model.save(f"{config['storage']}/model.keras")
     report = model.optimizer.compression_report()
-    print(f"{report}\nreplicas {report.num_replicas}, loss {history.history['loss'][-1]:.4f}")
+    epochs, losses = history.epoch, history.history["loss"]
+    print(
+        f"{report}\nreplicas {report.num_replicas}, loss {losses[-1]:.4f}, from epoch {epochs[0]}"
+    )
 
 
 def main():
@@ -38,7 +45,7 @@ def main():
     args = parser.parse_args()
     trainer = TensorflowTrainer(
         train,
-        train_loop_config={"epochs": args.epochs, "backup_dir": f"{args.storage}/backup"},
+        train_loop_config={"epochs": args.epochs, "storage": args.storage},
         scaling_config=ScalingConfig(num_workers=args.workers, use_gpu=args.gpus),
         # When a worker fails, Ray starts all of them again: training goes on from the backup.
         run_config=RunConfig(

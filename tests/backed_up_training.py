@@ -59,7 +59,7 @@ class Residuals(keras.callbacks.Callback):
         self.at_start = self.model.optimizer.residuals
 
 
-def train(strategy, epochs, folder=None, **arguments):
+def train(strategy, epochs, folder=None, callbacks=(), **arguments):
     """Trains on this worker's own data; what comes out is equal to the bit or it is not."""
     rank = strategy.extended._id_in_cluster
     local = len(strategy.extended.worker_devices)
@@ -69,7 +69,7 @@ def train(strategy, epochs, folder=None, **arguments):
     )
     model = build(strategy, **arguments)
     seen = Residuals()
-    callbacks = [seen]
+    callbacks = [seen, *callbacks]
     if folder:
         callbacks.insert(0, sc.callbacks.BackupAndRestore(folder, delete_checkpoint=False))
     history = model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)

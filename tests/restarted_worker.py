@@ -1,6 +1,6 @@
 """One worker of a training run that is killed once: `restarted_worker.py FOLDER`.
 
-Each gradient is 1 on each of two workers, so that what training did can be counted.
+The gradients of all workers add up to 2, so that what training did can be counted.
 """
 
 import json

@@ -83,6 +83,13 @@ def _add_run(commands) -> None:
         "their training and carry on from there; default: 0",
     )
     parser.add_argument(
+        "--min-workers",
+        type=whole_number(1, "workers", "try 1"),
+        metavar="M",
+        help="start one worker less after each failure, down to M, then all N again; "
+        "default: always N",
+    )
+    parser.add_argument(
         "--quiet",
         action="store_true",
         help="show no output of the workers, but the last lines of one that fails; it is in the "
@@ -120,6 +127,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             env=dict(args.env),
             grace_seconds=args.grace_seconds,
             max_restarts=args.max_restarts,
+            min_workers=args.min_workers,
             quiet=args.quiet,
             tensorflow_log=args.tensorflow_log,
             stream=sys.stdout,

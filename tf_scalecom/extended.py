@@ -103,7 +103,8 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
             proxies.go_around(itertools.chain.from_iterable(cluster.jobs.values()))
             cluster_lib.wait_for_peers(cluster)
             _configure_coordination_service(cluster)
-        super()._initialize_multi_worker(cluster_resolver)
+        with asked_to_end.kept_from_tensorflow():
+            super()._initialize_multi_worker(cluster_resolver)
         self._install_cross_device_ops()
         model_files.install()
         asked_to_end.listen()

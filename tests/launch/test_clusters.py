@@ -1,6 +1,5 @@
-"""What clusters/ holds fits what it is for: SLURM's variables, Kubeflow's schema, ssh, Ray."""
+"""What clusters/ holds fits what it is for: SLURM's variables, Kubeflow's schema, ssh."""
 
-import importlib.util
 import itertools
 import json
 import os
@@ -170,6 +169,46 @@ def test_tf_config_as_the_training_operator_writes_it_is_understood():
     assert parse_tf_config(json.dumps(config)).address == addresses[2]
 
 
+def trainer_manifests():
+    runtime, job = yaml.safe_load_all((CLUSTERS / "trainjob.yaml").read_text())
+    return runtime, job
+
+
+def test_kubeflow_trainer_takes_the_runtime_and_the_job():
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api, of requirements.txt"
+    )
+
+    def as_understood(manifest):  # without the fields that the API does not know
+        return getattr(models, f"TrainerV1alpha1{manifest['kind']}").from_dict(manifest).to_dict()
+
+    runtime, job = trainer_manifests()
+    assert [as_understood(manifest) for manifest in (runtime, job)] == [runtime, job]
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    runtime["spec"]["mlPolicy"]["nodes"] = 2
+    assert as_understood(runtime) != runtime
+
+
+def test_a_node_of_kubeflow_trainer_is_a_worker():
+    runtime, job = trainer_manifests()
+    nodes = runtime["spec"]["mlPolicy"]["numNodes"]
+    (jobs,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = jobs["template"]["spec"]["template"]["spec"]["containers"]
+    # What Kubernetes itself fills in: the label of the pod, and its number in the job.
+    environment = {"JOB_SET": job["metadata"]["name"], "JOB_COMPLETION_INDEX": "2"}
+    environment |= {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    cluster, *arguments = run(
+        *container["command"], "sh", "-c", 'printf "%s\n" "$TF_CONFIG" "$@"', "-", "a b",
+        cwd=ROOT, **environment,
+    ).splitlines()  # fmt: skip
+    assert arguments == ["a b"]
+    cluster = parse_tf_config(cluster)
+    assert cluster.jobs == {
+        "worker": tuple(f"scalecom-{jobs['name']}-0-{i}.scalecom:2222" for i in range(nodes))
+    }
+    assert cluster.task_id == 2
+
+
 # ssh and shell.
 
 
@@ -246,18 +285,3 @@ def test_what_ssh_cannot_take_is_refused_before_it_starts(arguments, message, tm
     usage, error = process.stderr.splitlines()
     assert process.returncode == 2
     assert usage.startswith("usage: start_over_ssh.sh ") and error.startswith(message)
-
-
-# Ray.
-
-
-@pytest.mark.multi_worker
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'ray[train]'"
-)
-def test_two_workers_train_on_a_local_ray(tmp_path):
-    output = run(
-        sys.executable, CLUSTERS / "ray_train.py", "--storage", tmp_path,
-        cwd=tmp_path, PYTHONPATH=str(ROOT), RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="200",
-    )  # fmt: skip
-    assert "replicas 2, loss" in output

@@ -303,6 +303,32 @@ def test_restarts_run_out(launch):
     assert launch.output.endswith("[run] no restart left of 2: giving up\n")
 
 
+@pytest.mark.parametrize(
+    ("least", "counts"), [(3, [3, 3, 3, 3]), (2, [3, 2, 3, 2]), (1, [3, 2, 1, 3])]
+)
+def test_each_restart_has_a_worker_less_down_to_the_fewest_and_then_all(launch, least, counts):
+    script = """
+if rank == 0:
+    print(len(config["cluster"]["worker"]))
+    sys.exit(7)
+time.sleep(60)
+"""
+    assert launch(script, 3, max_restarts=3, min_workers=least) == 7
+    assert [int(line) for line in launch.log(0).splitlines()] == counts
+    said = [line for line in launch.output.splitlines() if "] restarting " in line]
+    assert said == [
+        f"[run] restarting {'all' if count == 3 else f'{count} of 3'} workers: restart {i} of 3"
+        for i, count in enumerate(counts[1:], 1)
+    ]
+
+
+@pytest.mark.parametrize(("least", "restarts"), [(3, 1), (1, 0)])
+def test_fewer_workers_that_no_start_can_have_are_refused(launch, least, restarts):
+    received = f"at most 2, .* received {least} and --max-restarts {restarts}"
+    with pytest.raises(ValueError, match=received):
+        launch("", 2, max_restarts=restarts, min_workers=least)
+
+
 # Signals.
 
 

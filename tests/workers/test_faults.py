@@ -211,6 +211,33 @@ def test_whenever_a_worker_is_asked_to_end_none_goes_on(when, codes, folder):
         assert "went on" not in all_output(workers)
 
 
+ASKED_IN_A_THREAD = """
+import json, os, signal, sys, threading, time
+import tf_scalecom as sc
+
+def train():
+    sc.MultiWorkerMirroredStrategy()
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+if sys.argv[1] == "handled":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+
+@scenario(("unhandled", -signal.SIGTERM), ("handled", 7))
+def test_what_tensorflow_would_catch_in_a_thread_ends_the_worker(handler, code, folder):
+    """As under Ray, which has a handler of its own."""
+    script = folder / "script.py"
+    script.write_text(ASKED_IN_A_THREAD)
+    with start_scripts(script, 2, handler, log_dir=folder / "logs") as workers:
+        assert workers.workers[1].wait(START_SECONDS) == code, all_output(workers)
+
+
 @scenario()
 def test_a_launcher_that_is_asked_to_end_needs_no_kill(folder):
     command = [sys.executable, "-m", "tf_scalecom", "run", "-n", "3", "--log-dir"]
@@ -260,10 +287,10 @@ def test_a_worker_that_never_comes_is_named_then_given_up(folder):
         assert workers.poll()[2] is None
 
 
-@scenario()
-def test_training_carries_on_from_the_backup_after_a_restart(folder):
-    restarts = ["--max-restarts", "1"]
-    code, said = run(2, folder, *restarts, str(RESTARTED_WORKER), str(folder))
+@scenario((2, 2), (3, 2))
+def test_training_carries_on_from_the_backup_after_a_restart(workers, least, folder):
+    restarts = ["--max-restarts", "1", "--min-workers", str(least)]
+    code, said = run(workers, folder, *restarts, str(RESTARTED_WORKER), str(folder))
     assert code == 0, said
     assert "worker 1 failed: ended by signal 9 (SIGKILL)" in said
     assert "every worker finished after restart 1 of 1" in said

@@ -4,20 +4,23 @@ TensorFlow catches SIGTERM and goes on, so that whoever asks has to kill it in t
 several workers, one that is asked goes on to the next step, where it votes for the end of the data
 (`stop_together.py`); the epoch then ends on all, which tell each other who was asked, and end
 before a callback takes the epoch for a whole one. Started again they go on from their last backup.
-Anywhere else a worker ends at once, and the others with an error that names it.
+Anywhere else, and where the strategy was made in another thread than the main one, a worker ends at
+once, and the others with an error that names it.
 
 The exit code is 143, 128 + SIGTERM, as of a program that SIGTERM has ended. A handler of the
-program's own is left alone.
+program's own, or of Ray's, is left alone.
 """
 
 import atexit
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from typing import NoReturn
 
 from tf_scalecom.compat.keras_calls import outermost_call
@@ -26,6 +29,8 @@ from tf_scalecom.workers.workers import Workers
 EXIT_CODE = 128 + signal.SIGTERM
 # What the first worker leaves the others to leave, and until a request is looked at again.
 _FIRST_SECONDS, _AGAIN_SECONDS = 1.0, 0.5
+# More than the C library's `struct sigaction` has.
+_SIGACTION_BYTES = 1024
 
 
 class _Request:
@@ -54,8 +59,18 @@ class _Request:
 _request = _Request()
 
 
+@contextlib.contextmanager
+def kept_from_tensorflow() -> Iterator[None]:
+    """Gives SIGTERM back to whoever has it, where TensorFlow takes it without telling Python."""
+    libc = ctypes.CDLL(None)
+    action = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    libc.sigaction(int(signal.SIGTERM), None, action)
+    yield
+    libc.sigaction(int(signal.SIGTERM), action, None)
+
+
 def listen() -> None:
-    """Handles SIGTERM from now on, once TensorFlow has taken it, unless the program does."""
+    """Handles SIGTERM from now on, unless the program does."""
     if threading.current_thread() is not threading.main_thread():
         return  # where Python takes no handlers
     if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):

@@ -47,6 +47,7 @@ def run(
     env: Mapping[str, str] | None = None,
     grace_seconds: float = GRACE_SECONDS,
     max_restarts: int = 0,
+    min_workers: int | None = None,
     quiet: bool = False,
     tensorflow_log: bool = False,
     stream: TextIO,
@@ -55,10 +56,11 @@ def run(
 
     When a worker fails the others get SIGTERM, and after the grace time SIGKILL. Then, for
     `max_restarts` times, whatever the failure was, all are started again, on other ports; a script
-    that backs up its training carries on where the backup was made. SIGINT, SIGTERM and SIGHUP are
-    passed on to the workers, with the same grace time; a second one kills them, and nothing is
-    started again. A group that failed because a port was taken is started again with other ports,
-    which does not count as a restart.
+    that backs up its training carries on where the backup was made. With `min_workers` each restart
+    has one worker less than the start before, down to that number, and the one after that all of
+    them. SIGINT, SIGTERM and SIGHUP are passed on to the workers, with the same grace time; a
+    second one kills them, and nothing is started again. A group that failed because a port was
+    taken is started again with other ports, which does not count as a restart.
 
     All workers get one random seed, and again the same when they are started again, so that a split
     of the data, say, stays what it was. TF_SCALECOM_SEED in the environment is used in its place.
@@ -70,6 +72,7 @@ def run(
         env: environment variables over those of this process.
         grace_seconds: how long workers that were asked to end may take.
         max_restarts: how often all workers are started again after a failure.
+        min_workers: the fewest workers of a restart; by default it has all.
         quiet: show none of the workers' output but the last lines of one that fails.
         tensorflow_log: show what TensorFlow's runtime remarks about itself, too, as it is where
             TF_CPP_MIN_LOG_LEVEL is 0. Its warnings and errors are always shown.
@@ -83,6 +86,7 @@ def run(
     Raises:
         ValueError: there can be no such log folder, or not so many workers.
     """
+    least = _least(num_workers, min_workers, max_restarts)
     _allow_open_files(num_workers)
     logs = _made(log_dir)
     seed = os.environ.get(SEED_VARIABLE, str(secrets.randbits(31)))
@@ -96,9 +100,12 @@ def run(
     )
     with _received_signals() as received:
         for restart in range(max_restarts + 1):
+            # What was lost, for want of memory say, may be one worker or several, for good or not.
+            count = num_workers - restart % (num_workers - least + 1)
             if restart:
-                display.note(f"restarting all workers: restart {restart} of {max_restarts}")
-            failed = _run_once([command] * num_workers, logs, env, display, received, grace_seconds)
+                who = "all workers" if count == num_workers else f"{count} of {num_workers} workers"
+                display.note(f"restarting {who}: restart {restart} of {max_restarts}")
+            failed = _run_once([command] * count, logs, env, display, received, grace_seconds)
             if received or failed is None:
                 break
     if received:
@@ -112,6 +119,18 @@ def run(
         display.note(f"no restart left of {max_restarts}: giving up")
     code = cast(int, failed.poll())  # it has ended
     return 128 - code if code < 0 else code
+
+
+def _least(num_workers, min_workers, max_restarts):
+    """How many workers a start has at least."""
+    if min_workers is None:
+        return num_workers
+    if min_workers > num_workers or not max_restarts:
+        raise ValueError(
+            f"expected --min-workers of at most {num_workers:,}, and restarts in which there may "
+            f"be so few; received {min_workers:,} and --max-restarts {max_restarts}. Correct them."
+        )
+    return min_workers
 
 
 def _run_once(
