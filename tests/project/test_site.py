@@ -1,7 +1,5 @@
 """The site that `make docs` has made, as a browser shows it: opened from its files, as users do."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from headless_browser import PROGRAM, Browser
