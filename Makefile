@@ -4,6 +4,8 @@
 # make lint          ruff, mypy on the package, and clang-format's check of custom_ops
 # make docs          the documentation as a site, in build/site
 # make dist          source distribution and wheel, in dist/
+# make test-wheel    the wheel of make dist in a fresh Debian, SUITE=trixie or another (root, debootstrap)
+# make tutorial      runs docs/tutorial.md as it stands, and draws its picture
 # make test-oldest   the tests that depend most on Keras and TensorFlow, with the oldest of both
 # make clean         removes build and run products; keeps .venv and the data sets
 # All of them set up .venv first, once per change of the requirements or of the native kernels.
@@ -25,7 +27,7 @@ PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope
 # What a mark means stands in pyproject.toml.
 QUICK_TESTS := not slow and (quick or not multi_worker)
 
-.PHONY: demo test-quick test lint docs dist test-oldest clean
+.PHONY: demo test-quick test lint docs dist test-wheel tutorial test-oldest clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/demo.py $(DEMO_FLAGS)
@@ -50,6 +52,13 @@ docs: $(INSTALLED) $(DOCS_INSTALLED)
 
 dist: $(INSTALLED)
 	$(VENV)/bin/python -m build --no-isolation
+
+test-wheel: SUITE ?= trixie
+test-wheel: dist
+	tests/wheel_in_debian.sh $(SUITE) dist/*.whl $$($(VENV)/bin/python -m pip freeze | grep '^tensorflow==')
+
+tutorial: $(INSTALLED)
+	TUTORIAL=1 $(VENV)/bin/python -m pytest tests/project/test_tutorial.py $(ARGS)
 
 # A copy of the sources, as the op library of this folder is built for another TensorFlow.
 test-oldest:
