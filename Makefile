@@ -51,6 +51,7 @@ docs: $(INSTALLED) $(DOCS_INSTALLED)
 		"elsewhere; received the above. Keep it beside the pages."; exit 1; }
 
 dist: $(INSTALLED)
+	rm -rf dist
 	$(VENV)/bin/python -m build --no-isolation
 
 test-wheel: SUITE ?= trixie
@@ -58,7 +59,9 @@ test-wheel: dist
 	tests/wheel_in_debian.sh $(SUITE) dist/*.whl $$($(VENV)/bin/python -m pip freeze | grep '^tensorflow==')
 
 tutorial: $(INSTALLED)
-	TUTORIAL=1 $(VENV)/bin/python -m pytest tests/project/test_tutorial.py $(ARGS)
+	rm -rf build/tutorial && mkdir -p build/tutorial
+	TUTORIAL=build/tutorial $(VENV)/bin/python -m pytest tests/project/test_tutorial.py $(ARGS)
+	cp build/tutorial/tutorial.png docs/pictures/
 
 # A copy of the sources, as the op library of this folder is built for another TensorFlow.
 test-oldest:
