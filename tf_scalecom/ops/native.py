@@ -60,7 +60,7 @@ def library():
 def _installed_library() -> pathlib.Path | None:
     """The op library of a package that is installed and not the one that was imported."""
     for distribution in importlib.metadata.distributions(name="tf-scalecom"):
-        library = pathlib.Path(distribution.locate_file(f"tf_scalecom/ops/{LIBRARY.name}"))
+        library = pathlib.Path(str(distribution.locate_file(f"tf_scalecom/ops/{LIBRARY.name}")))
         if library.exists():
             return library
     return None
