@@ -11,13 +11,13 @@ from page import Page, missing
 
 from tf_scalecom.__main__ import main
 
-RESNET = Page("no_speed_up.md").files["resnet.py"]
+MODEL = Page("no_speed_up.md").files["my_model.py"]
 
 
 @pytest.mark.parametrize("name", ["no_speed_up.md", "slow_links.md"])
 def test_forecasts_are_as_shown(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "resnet.py").write_text(RESNET)
+    (tmp_path / "my_model.py").write_text(MODEL)
     commands = [c for c in Page(name).commands if " plan " in c.line]
     assert commands
     for command in commands:
