@@ -16,7 +16,7 @@ MODEL = Page("no_speed_up.md").files["my_model.py"]
 
 @pytest.mark.parametrize("name", ["no_speed_up.md", "slow_links.md"])
 def test_forecasts_are_as_shown(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as `python -m` has the current folder
     (tmp_path / "my_model.py").write_text(MODEL)
     commands = [c for c in Page(name).commands if " plan " in c.line]
     assert commands
