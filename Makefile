@@ -72,11 +72,12 @@ test-oldest:
 	cd $(OLDEST)/source && ../venv/bin/python -m pip --disable-pip-version-check install --quiet \
 		--no-deps --no-build-isolation --editable . && ../venv/bin/python -m pytest $(OLDEST_TESTS) $(ARGS)
 
-# A .venv made by hand is adopted; one whose interpreter no longer runs is made anew.
+# A .venv made by hand is adopted; one whose interpreter no longer runs, or that has no pip, as Debian leaves
+# it without python3-venv, is made anew.
 $(INSTALLED): requirements.txt pyproject.toml $(NATIVE)
 	@test -n "$(PYTHON)" || { echo "Expected Python 3.11 to 3.13 on the path; received none." \
 		"Install one, or name it: make PYTHON=path/to/python3"; exit 1; }
-	$(VENV)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) --no-compile -r requirements.txt # what is imported is compiled then: a few modules of many
 	$(PIP) --no-deps --no-build-isolation --editable . # compiled for the TensorFlow just installed
 	@touch $@
