@@ -80,6 +80,8 @@ $(INSTALLED): requirements.txt pyproject.toml $(NATIVE)
 	$(VENV)/bin/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) --no-compile -r requirements.txt # what is imported is compiled then: a few modules of many
 	$(PIP) --no-deps --no-build-isolation --editable . # compiled for the TensorFlow just installed
+	@ls tf_scalecom/ops/*.so >/dev/null 2>&1 || echo "Expected a C++ compiler for the native kernels;" \
+		"received none that builds them: plain ones are in use. Install g++, touch setup.py and make again."
 	@touch $@
 
 # Waits for the environment also where make works on several targets at once, and is not older for its sake.
