@@ -24,7 +24,7 @@ def test_every_command_prints_what_is_shown():
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     for command in PAGE.commands:
         done = subprocess.run(
-            ["bash", "-c", command.line], cwd=folder, env=environment, text=True, timeout=120,
+            ["bash", "-c", command.line], cwd=folder, env=environment, text=True, timeout=240,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
