@@ -87,7 +87,7 @@ def test_metadata_are_those_of_the_project(made):
     assert f"\nVersion: {version}\n" in text
     assert "\nLicense-Expression: Apache-2.0\n" in text
     # One interpreter's extension it is not: only the platform counts, and the oldest C library that
-    # has what this one asks for. It is no newer than the one here.
+    # has what this one asks for: from 2.5, the oldest that tags name, to the one here.
     tag = rf"tf_scalecom-{version}-py3-none-manylinux_(\d+)_(\d+)_{platform.machine()}\.whl"
     oldest = tuple(map(int, re.fullmatch(tag, wheel.name).groups()))
     assert (2, 5) <= oldest <= tuple(map(int, platform.libc_ver()[1].split(".")))
