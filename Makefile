@@ -5,6 +5,8 @@
 # make docs          the documentation as a site, in build/site
 # make dist          source distribution and wheel, in dist/
 # make test-clusters training under a real SLURM, which needs root, and a real Ray, with disturbances
+# make test-wheel    the wheel of make dist in a fresh Debian, SUITE=trixie or another (root, debootstrap)
+# make tutorial      runs docs/tutorial.md as it stands, and draws its picture
 # make test-oldest   the tests that depend most on Keras and TensorFlow, with the oldest of both
 # make clean         removes build and run products; keeps .venv and the data sets
 # All of them set up .venv first, once per change of the requirements or of the native kernels.
@@ -27,7 +29,7 @@ PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope
 # What a mark means stands in pyproject.toml.
 QUICK_TESTS := not slow and (quick or not multi_worker)
 
-.PHONY: demo test-quick test test-clusters lint docs dist test-oldest clean
+.PHONY: demo test-quick test test-clusters lint docs dist test-wheel tutorial test-oldest clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/demo.py $(DEMO_FLAGS)
@@ -56,7 +58,17 @@ docs: $(INSTALLED) $(DOCS_INSTALLED)
 		"elsewhere; received the above. Keep it beside the pages."; exit 1; }
 
 dist: $(INSTALLED)
+	rm -rf dist
 	$(VENV)/bin/python -m build --no-isolation
+
+test-wheel: SUITE ?= trixie
+test-wheel: dist
+	tests/wheel_in_debian.sh $(SUITE) dist/*.whl $$($(VENV)/bin/python -m pip freeze | grep '^tensorflow==')
+
+tutorial: $(INSTALLED)
+	rm -rf build/tutorial && mkdir -p build/tutorial
+	TUTORIAL=build/tutorial $(VENV)/bin/python -m pytest tests/project/test_tutorial.py $(ARGS)
+	cp build/tutorial/tutorial.png docs/pictures/
 
 # A copy of the sources, as the op library of this folder is built for another TensorFlow.
 test-oldest:
@@ -67,13 +79,16 @@ test-oldest:
 	cd $(OLDEST)/source && ../venv/bin/python -m pip --disable-pip-version-check install --quiet \
 		--no-deps --no-build-isolation --editable . && ../venv/bin/python -m pytest $(OLDEST_TESTS) $(ARGS)
 
-# A .venv made by hand is adopted; one whose interpreter no longer runs is made anew.
+# A .venv made by hand is adopted; one whose interpreter no longer runs, or that has no pip, as Debian leaves
+# it without python3-venv, is made anew.
 $(INSTALLED): requirements.txt pyproject.toml $(NATIVE)
 	@test -n "$(PYTHON)" || { echo "Expected Python 3.11 to 3.13 on the path; received none." \
 		"Install one, or name it: make PYTHON=path/to/python3"; exit 1; }
-	$(VENV)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) --no-compile -r requirements.txt # what is imported is compiled then: a few modules of many
 	$(PIP) --no-deps --no-build-isolation --editable . # compiled for the TensorFlow just installed
+	@ls tf_scalecom/ops/*.so >/dev/null 2>&1 || echo "Expected a C++ compiler for the native kernels;" \
+		"received none that builds them: plain ones are in use. Install g++, touch setup.py and make again."
 	@touch $@
 
 $(RAY)/installed: requirements-ray.txt

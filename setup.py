@@ -161,10 +161,19 @@ class BinaryDistribution(Distribution):
 
 
 class AnyPythonWheel(bdist_wheel):
-    """The library is no Python module: it asks for a TensorFlow, and for no one interpreter."""
+    """The library is no Python module: it asks for a TensorFlow, and for no one interpreter.
+
+    And for a C library: the tag has the oldest one that it loads with (PEP 600).
+    """
 
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]
+        platform = super().get_tag()[2]
+        library = pathlib.Path(self.bdist_dir, "tf_scalecom", "ops", "libscalecom_ops.so")
+        if library.exists() and platform.startswith("linux_"):
+            asked = re.findall(rb"GLIBC_(\d+)\.(\d+)\0", library.read_bytes())
+            major, minor = max((int(major), int(minor)) for major, minor in asked)
+            platform = f"manylinux_{major}_{minor}_{platform.removeprefix('linux_')}"
+        return "py3", "none", platform
 
 
 setup(

@@ -6,6 +6,7 @@ import re
 import pytest
 import yaml
 from package_source import ROOT
+from page import Page, missing
 
 DOCS = ROOT / "docs"
 
@@ -40,7 +41,8 @@ def test_messages_in_troubleshooting_are_those_of_the_code():
 def test_every_page_is_in_the_navigation():
     pages = {path.name for path in DOCS.glob("*.md")}
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    assert {page for entry in navigation for page in entry.values()} == pages
+    listed = [page for group in navigation for entries in group.values() for page in entries]
+    assert sorted(listed) == sorted(pages)
 
 
 def test_public_names_are_in_the_reference():
@@ -55,10 +57,15 @@ def test_public_names_are_in_the_reference():
 def run_quickstart(strategy, script):
     names = {"__name__": "__main__"}
     exec(script, names)
-    return names["model"].optimizer.compression_report().num_replicas
+    report = names["model"].optimizer.compression_report
+    return report().num_replicas, str(report(num_replicas=4))
 
 
 @pytest.mark.quick
-def test_the_quickstart_runs(cluster):
-    (script,) = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(), re.S)
-    assert cluster(2).run(run_quickstart, script, timeout=90) == [2, 2]
+def test_the_quickstart_runs_and_its_report_is_as_shown(cluster):
+    page = Page("index.md")
+    shown = re.findall(r"^\[worker 0\] (.*)$", page.text, re.M)
+    assert len(shown) == 9
+    for replicas, report in cluster(2).run(run_quickstart, page.files["train.py"], timeout=90):
+        assert replicas == 2
+        assert missing(shown, report) == []

@@ -1,5 +1,6 @@
 """What `make dist` makes: it builds from its sources alone, trains, and bundles nothing foreign."""
 
+import platform
 import re
 import shutil
 import sys
@@ -85,8 +86,11 @@ def test_metadata_are_those_of_the_project(made):
     version = tf_scalecom.__version__
     assert f"\nVersion: {version}\n" in text
     assert "\nLicense-Expression: Apache-2.0\n" in text
-    # One interpreter's extension it is not: only the platform counts.
-    assert wheel.name.startswith(f"tf_scalecom-{version}-py3-none-")
+    # One interpreter's extension it is not: only the platform counts, and the oldest C library that
+    # has what this one asks for: from 2.5, the oldest that tags name, to the one here.
+    tag = rf"tf_scalecom-{version}-py3-none-manylinux_(\d+)_(\d+)_{platform.machine()}\.whl"
+    oldest = tuple(map(int, re.fullmatch(tag, wheel.name).groups()))
+    assert (2, 5) <= oldest <= tuple(map(int, platform.libc_ver()[1].split(".")))
     changes = (ROOT / "CHANGELOG.md").read_text()
     assert re.findall(r"^## (\S+)", changes, re.M)[0] == version
 

@@ -257,6 +257,7 @@ def test_workers_in_different_calls_fail_and_say_in_which(tmp_path):
     for log in logs_of_failure(DIFFERENT_CALLS, tmp_path):
         assert re.search(r"/task:0 is in gather of int32 \[1, 1\], numbers of batches", log), log
         assert re.search(r"/task:1 is in reduce of int64 \[2\], comparison of each new", log), log
+        assert "Some have made a call before that others have not. Look for a branch" in log
 
 
 # --- Gradients, and optimizers that have made other numbers of steps ---------------------------
@@ -406,6 +407,7 @@ def test_workers_with_different_leaders_fail_and_say_so(tmp_path):
         call = rf"/task:{rank} is in broadcast of int32 \[\d+\], gradients \w+, "
         sender = rf"from replica {1 - rank}, call \d+ \(gradients: all of 1\)"
         assert re.search(call + sender, said), said
+    assert "the `iterations` of their optimizers differ" in said
 
 
 LATER = """
@@ -440,3 +442,4 @@ def test_known_sets_of_gradients_do_not_meet_in_one_step(tmp_path):
     for rank, absent in enumerate("ab"):
         call = rf"/task:{rank} is in reduce of float32 \[9\], gradients \w+, call \d+ "
         assert re.search(call + rf"\(gradients: 1 of 2, none of {absent}\)", said), said
+    assert "Their steps have gradients for other variables" in said

@@ -2,5 +2,6 @@
 
 * `machine`: versions, kernels, compilers, GPUs, how TensorFlow was built.
 * `network`: the doctors of a cluster, one per worker, who call each other.
+* `horovod`: what a script, and the way it was started, still have of Horovod.
 * `command`: options, the report as text and as JSON, the exit code.
 """

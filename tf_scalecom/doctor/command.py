@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 from tf_scalecom.base.argument_types import seconds
 
@@ -16,6 +17,12 @@ _TIMEOUT_SECONDS = 30.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds all options of the command."""
+    parser.add_argument(
+        "script",
+        nargs="?",
+        type=Path,
+        help="a training script, to be searched for what is left of Horovod; it is not run",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument(
         "--bandwidth",
@@ -35,7 +42,7 @@ def run_command(_: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Examines this worker and prints what it found; returns the exit code."""
     from tf_scalecom.doctor import examination  # imports TensorFlow
 
-    report = examination.examine(args.bandwidth, args.timeout)
+    report = examination.examine(args.bandwidth, args.timeout, args.script)
     print(
         json.dumps(report, indent=2) if args.json else examination.as_text(report, args.bandwidth)
     )

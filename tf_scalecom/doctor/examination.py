@@ -1,8 +1,9 @@
 """What `python -m tf_scalecom doctor` examines, and its report as text."""
 
 import os
+from pathlib import Path
 
-from tf_scalecom.doctor import machine
+from tf_scalecom.doctor import horovod, machine
 from tf_scalecom.doctor.network import Doctors
 from tf_scalecom.workers import proxies
 from tf_scalecom.workers.agreement import differences
@@ -12,14 +13,17 @@ from tf_scalecom.workers.cluster import Cluster, parse_tf_config
 _ALIKE = ("tf_scalecom", "tensorflow", "keras")
 
 
-def examine(bandwidth: bool, timeout: float) -> dict:
+def examine(bandwidth: bool, timeout: float, script: Path | None = None) -> dict:
     """What there is to say of this worker; its entry "problems" lists what is wrong.
 
     Args:
         bandwidth: whether to measure it.
         timeout: how long to wait for the doctors of the other workers, seconds.
+        script: what is to be trained with, to be searched for what is left of Horovod.
     """
-    problems: list[str] = []
+    problems: list[str] = [*horovod.launched(os.environ)]
+    if script:
+        problems += _problems_of_script(script)
     return {
         "versions": machine.versions(),
         "kernels": _kernels(problems),
@@ -38,6 +42,13 @@ def _kernels(problems):
     except (ValueError, RuntimeError) as error:
         problems.append(str(error))
         return None
+
+
+def _problems_of_script(script):
+    try:
+        return list(horovod.leftovers(script))
+    except (OSError, SyntaxError) as error:
+        return [f"Expected a Python script; received {script}: {error}. Correct it, or the path."]
 
 
 def _network(bandwidth, timeout, problems):

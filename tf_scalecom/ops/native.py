@@ -6,6 +6,7 @@ dense sum's. Where somebody else still needs a buffer, another is allocated in i
 """
 
 import functools
+import importlib.metadata
 import pathlib
 
 import tensorflow as tf
@@ -39,6 +40,12 @@ def library():
         tf.errors.OpError: it cannot be loaded.
     """
     if not LIBRARY.exists():
+        if installed := _installed_library():
+            raise OSError(
+                f"expected the installed package, with {installed}; received the one in "
+                f"{LIBRARY.parents[2]}, as Python looks there first. Start Python in another "
+                "folder, or `pip install --editable` that one"
+            )
         raise OSError(
             f"{LIBRARY.name} was not built with the package: reinstall that where there is a C++ "
             "compiler"
@@ -48,6 +55,15 @@ def library():
     # Reading a residual needs no place in the sequence of its writes other than after them.
     register_read_only_resource_op("ScalecomCompensate")
     return loaded
+
+
+def _installed_library() -> pathlib.Path | None:
+    """The op library of a package that is installed and not the one that was imported."""
+    for distribution in importlib.metadata.distributions(name="tf-scalecom"):
+        library = pathlib.Path(str(distribution.locate_file(f"tf_scalecom/ops/{LIBRARY.name}")))
+        if library.exists():
+            return library
+    return None
 
 
 def suits() -> tuple[bool, str]:

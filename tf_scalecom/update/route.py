@@ -1,12 +1,14 @@
 """The way that gradients take under a strategy: asked once, by the step and by the report."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 from absl import logging
 
+from tf_scalecom import ops
 from tf_scalecom.reduction.communicator import ListCommunicator, StrategyCommunicator
 from tf_scalecom.reduction.exchange import Exchanged, exchange
 from tf_scalecom.update import hierarchy
@@ -19,7 +21,7 @@ class StrategyRoute(NamedTuple):
     Attributes:
         num_replicas: those that exchange: workers, if it is hierarchical.
         wire: what the bytes depend on.
-        words: what it is, for the log.
+        words: what it is, for the log; a warning, if it may be by mistake.
         exchange: as `reduction.exchange.exchange`, called with the per-replica ids in place of a
             communicator.
     """
@@ -28,10 +30,12 @@ class StrategyRoute(NamedTuple):
     wire: Route
     words: str
     exchange: Callable[..., Exchanged]
+    may_be_a_mistake: bool = False
 
     def log(self) -> None:
-        """Says once in a process which way is taken."""
-        _log_once(self.words)
+        """Says once in a process which way is taken, and which kernels are in use."""
+        _log_once(logging.WARNING if self.may_be_a_mistake else logging.INFO, self.words)
+        ops.backend()  # one replica needs none, but whoever tries an installation has one
 
 
 def collectives(strategy: tf.distribute.Strategy):
@@ -56,7 +60,13 @@ def route(strategy: tf.distribute.Strategy, hierarchical: bool) -> StrategyRoute
         wire = COLLECTIVES  # what it would be with more
     if num_replicas == 1:
         words = "tf_scalecom: one replica, nothing to exchange: gradients pass through."
-        return StrategyRoute(1, wire, words, _alone)
+        knows_no_cluster = not os.environ.get("TF_CONFIG")
+        if knows_no_cluster:
+            words += (
+                " For several workers set TF_CONFIG on each, or start the script by `python -m "
+                "tf_scalecom run -n 2 SCRIPT`."
+            )
+        return StrategyRoute(1, wire, words, _alone, may_be_a_mistake=knows_no_cluster)
     if hierarchical:
         words = (
             f"tf_scalecom: {num_replicas} replicas exchange by ScaleComAllReduce, each worker's "
@@ -99,5 +109,5 @@ def _by_strategy(strategy):
 
 
 @functools.cache
-def _log_once(message):
-    logging.info(message)
+def _log_once(level, message):
+    logging.log(level, message)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tf_scalecom.compat.tensorflow_runtime import eager_context
-from tf_scalecom.workers import worker_notes
+from tf_scalecom.workers import different_calls, worker_notes
 from tf_scalecom.workers.collectives import CollectiveLauncher
 from tf_scalecom.workers.failure_cause import FailureCause
 
@@ -142,41 +142,55 @@ class Watchdog:
 
     def _abort_if_apart(self, waited):
         """Aborts if all workers wait, but not all in the same call, and nothing has moved since."""
-        calls = {self._name: self._note.text}
-        for peer in self._peers:
-            calls[peer] = worker_notes.read(peer)
-            if calls[peer] is None:
-                return False  # it may still come
+        calls = self._calls_of_all()
+        if None in calls.values():
+            return False  # it may still come
         if calls != self._calls:
             self._calls, self._calls_since = calls, waited
-        kinds = {call.rpartition(_NUMBER)[0] for call in calls.values()}
+        kinds = _kinds(calls)
         apart = len(kinds) > 1 and waited - self._calls_since >= self._stuck_after
         if apart:
             self._abort(
                 tf.errors.FAILED_PRECONDITION,
                 f"has waited {waited:.0f} s, as all workers have, but not for the same: "
                 + "; ".join(f"{_full_name(task)} is in {call}" for task, call in calls.items())
-                + ". All workers must build the same model and make the same calls.",
+                + f". {different_calls.advice(kinds)}",
             )
         return apart
 
+    def _calls_of_all(self):
+        """What each worker waits in, task -> call; None for one that has no note."""
+        return {self._name: self._note.text, **{p: worker_notes.read(p) for p in self._peers}}
+
     def _abort_late(self, waited):
-        absent = ", ".join(_full_name(peer) for peer in self._peers if not worker_notes.read(peer))
-        whom = (
-            f"{absent}, alive but in no collective: asleep, in a debugger, or out of the training "
-            "loop (an error, another number of steps)"
-            if absent
-            else "the others, which wait too: they have made other calls"
-        )
+        calls = self._calls_of_all()
+        absent = ", ".join(_full_name(peer) for peer in self._peers if calls[peer] is None)
+        if absent:
+            whom = (
+                f"{absent}, alive but in no collective: asleep, in a debugger, or out of the "
+                "training loop (an error, another number of steps). Look at the log there"
+            )
+        elif len(kinds := _kinds(calls)) == 1:
+            whom = (
+                "the others, which wait in the same call: what they send does not arrive in time. "
+                "Look at the network between them, e.g. by `python -m tf_scalecom doctor "
+                "--bandwidth`"
+            )
+        else:
+            whom = f"the others, which wait in other calls. {different_calls.advice(kinds)}"
         self._abort(
             tf.errors.DEADLINE_EXCEEDED,
-            f"has waited {waited:.0f} s in a collective for {whom}. Look at the logs of all "
-            "workers; all must make the same calls. CommunicationOptions(timeout_seconds=...) "
-            "sets the limit.",
+            f"has waited {waited:.0f} s in a collective for {whom.removesuffix('.')}. "
+            "CommunicationOptions(timeout_seconds=...) sets the limit.",
         )
 
     def _abort(self, code, message):
         eager_context().abort_collective_ops(code, f"tf_scalecom: {self._name} {message}")
+
+
+def _kinds(calls):
+    """Which different collectives the calls of workers are of."""
+    return {call.rpartition(_NUMBER)[0] for call in calls.values() if call}
 
 
 def _full_name(task):
