@@ -2,6 +2,7 @@
 
     sudo .venv/bin/python benchmarks/network            # all of it, about 25 minutes on 2 cores
     sudo .venv/bin/python benchmarks/network --quick    # a look, under 2 minutes
+    sudo .venv/bin/python benchmarks/network --methods  # other methods than CLT-k, too
 
 Each worker is a process in a network namespace of its own. All arms of a model at a number of
 workers live at once and are measured in turn, round after round, so that the machine's other load
@@ -22,7 +23,7 @@ import time
 
 import report
 import results as results_lib
-from matrix import FRAMEWORKS, MODELS, Cell, full_plan, quick_plan
+from matrix import FRAMEWORKS, MODELS, Cell, full_plan, methods_plan, quick_plan
 from namespaces import Network, only_run, require_root
 from scheduling import take_short_turns
 from workers import ROOT, WorkerError, Workers, set_up_torch
@@ -36,14 +37,21 @@ _BUILD_SECONDS = 4.0  # of an arm, on one core
 def main() -> int:
     """Measures what is missing and writes the report; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two arms, one model, 2 workers")
-    parser.add_argument("--results", type=pathlib.Path, help="default: runs/network[-quick]")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="two arms, one model, 2 workers")
+    size.add_argument(
+        "--methods", action="store_true", help="the methods that train, beside each other"
+    )
+    parser.add_argument(
+        "--results", type=pathlib.Path, help="default: runs/network[-quick | -methods]"
+    )
     parser.add_argument(
         "--docs", action="store_true", help="put the tables and the plot into docs/network.md, too"
     )
     arguments = parser.parse_args()
-    results = arguments.results or ROOT / "runs" / f"network{'-quick' * arguments.quick}"
-    plan = quick_plan() if arguments.quick else full_plan()
+    kind = "-quick" * arguments.quick + "-methods" * arguments.methods
+    results = arguments.results or ROOT / "runs" / f"network{kind}"
+    plan = {"": full_plan, "-quick": quick_plan, "-methods": methods_plan}[kind]()
     seconds = QUICK_SECONDS_PER_ROUND if arguments.quick else SECONDS_PER_ROUND
     try:
         require_root()
@@ -53,6 +61,9 @@ def main() -> int:
     except (PermissionError, RuntimeError, WorkerError) as error:
         print(error, file=sys.stderr)
         return 1
+    if arguments.methods:
+        report.write_methods(plan, results)
+        return 0
     text = report.write(plan, results)
     if arguments.docs:
         report.into_docs(text, results)

@@ -78,10 +78,18 @@ PEER_ARMS = [
     OURS,
     "ours, bfloat16",
     "ours, chunk_keep 10",
+    *FRAMEWORKS["torch"],
+]
+METHOD_ARMS = [
+    FLOOR,
+    MWMS,
+    OURS,
+    "ours, bfloat16",
     SHARES,
     OWNERS,
     POWER_SGD,
-    *FRAMEWORKS["torch"],
+    TORCH_FLOOR,
+    "DDP PowerSGD 2",
 ]
 BUCKET_ARMS = ["ours, 32 KiB", "ours, 64 KiB", SMALL_BUCKETS, OURS, ONE_BUCKET]
 
@@ -139,13 +147,23 @@ def full_plan() -> list[Cell]:
     ]
     cells += [Cell("deep", 2, "100mbit", arm) for arm in (FLOOR, SMALL_BUCKETS, OURS, ONE_BUCKET)]
     cells += [Cell(model, 8, "unshaped", arm) for model in ("5M", "25M") for arm in (MWMS, OURS)]
+    return list(dict.fromkeys(cells))
+
+
+def methods_plan() -> list[Cell]:
+    """The methods that train, beside each other."""
+    cells = [
+        Cell("5M", workers, rate, arm)
+        for workers in (2, 4)
+        for rate in _PEER_RATES["5M"]
+        for arm in METHOD_ARMS
+    ]
+    cells += [Cell("25M", 2, "1gbit", arm) for arm in METHOD_ARMS]
     # A broadcast's tree is log2 n messages deep, a gather's ring passes n - 1.
     cells += [
-        Cell("5M", workers, "1gbit", arm)
-        for workers in (2, 4, 8, 16)
-        for arm in (OURS, SHARES, OWNERS)
+        Cell("5M", workers, "1gbit", arm) for workers in (8, 16) for arm in (OURS, SHARES, OWNERS)
     ]
-    return list(dict.fromkeys(cells))
+    return cells
 
 
 def quick_plan() -> list[Cell]:

@@ -11,6 +11,7 @@ from matrix import (
     BUCKET_ARMS,
     FLOOR,
     MASKED,
+    METHOD_ARMS,
     MWMS,
     ONE_BUCKET,
     OURS,
@@ -31,17 +32,38 @@ def write(plan: Sequence[Cell], results: pathlib.Path) -> str:
     """Writes report.md, cells.csv and step_time.png; returns the report."""
     measured = results_lib.load(plan, results)
     rows = results_lib.rows(measured)
+    write_table(rows, results)
+    text = markdown(rows, measured)
+    (results / "report.md").write_text(text)
+    print(text)
+    draw(rows, results / "step_time.png")
+    return text
+
+
+def write_methods(plan: Sequence[Cell], results: pathlib.Path) -> str:
+    """As `write`, of the methods that train."""
+    rows = results_lib.rows(results_lib.load(plan, results))
+    write_table(rows, results)
+    sections = {
+        "Step time, ms: median (least to most)": _spread,
+        "MB that a worker sends in a step, without headers": lambda r: f"{r.payload_mb:.3f}",
+    }
+    text = "\n\n".join(
+        f"{title}:\n\n{_by_arm(rows, cell, METHOD_ARMS, OURS)}" for title, cell in sections.items()
+    )
+    (results / "report.md").write_text(text)
+    print(text)
+    return text
+
+
+def write_table(rows: Sequence[Row], results: pathlib.Path) -> None:
+    """Writes cells.csv."""
     with (results / "cells.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow([field.name for field in dataclasses.fields(Row)])
         for row in rows:
             values = dataclasses.astuple(row)
             table.writerow([f"{v:.4g}" if isinstance(v, float) else v for v in values])
-    text = markdown(rows, measured)
-    (results / "report.md").write_text(text)
-    print(text)
-    draw(rows, results / "step_time.png")
-    return text
 
 
 def into_docs(text: str, results: pathlib.Path) -> None:
@@ -82,14 +104,14 @@ def _speed_ups(rows):
     return _by_arm(shown, lambda r: f"{1 / r.of_mwms:.2f}")
 
 
-def _by_arm(rows, text):
-    """Arms down, cells across, one table a model."""
+def _by_arm(rows, text, shown=PEER_ARMS, everywhere=MWMS):
+    """Arms down, cells across, one table a model; `everywhere` is the arm that all cells have."""
     tables = []
     for model in dict.fromkeys(r.model for r in rows):
         of_model = [r for r in rows if r.model == model]
-        columns = list(dict.fromkeys((r.workers, r.rate) for r in of_model if r.arm == MWMS))
+        columns = list(dict.fromkeys((r.workers, r.rate) for r in of_model if r.arm == everywhere))
         cells = {(r.arm, (r.workers, r.rate)): text(r) for r in of_model}
-        arms = [arm for arm in PEER_ARMS if any((arm, column) in cells for column in columns)]
+        arms = [arm for arm in shown if any((arm, column) in cells for column in columns)]
         tables.append(
             _table(
                 [model, *(f"{workers} workers, {rate}" for workers, rate in columns)],
