@@ -38,11 +38,12 @@ from network.matrix import (  # noqa: E402
 from resnet import build_resnet  # noqa: E402
 
 MEASURED = ROOT / "docs" / "data" / "network.csv"
+METHODS = ROOT / "docs" / "data" / "network_methods.csv"
 PAGE = ROOT / "docs" / "plan.md"
 PICTURES = ROOT / "docs" / "pictures"
 _BEGIN, _END = "<!-- {}: begin -->", "<!-- {}: end -->"
 FLOAT16, BFLOAT16, KEEP_10 = "MWMS fp16", "ours, bfloat16", "ours, chunk_keep 10"
-ARMS = (MWMS, FLOAT16, OURS, BFLOAT16, KEEP_10, ONE_BUCKET, OWNERS, POWER_SGD)
+ARMS = (MWMS, FLOAT16, OURS, BFLOAT16, KEEP_10, ONE_BUCKET)
 CALIBRATING_RATE, CALIBRATING_ARMS = "unshaped", (MWMS, OURS)
 # Of a model that has no unshaped cells, those of one with as many workers.
 CALIBRATED_BY = {"deep": "5M"}
@@ -84,14 +85,15 @@ class Runtime:
     seconds_per_byte: float
 
 
-def read(path: pathlib.Path = MEASURED) -> dict[tuple, dict]:
+def read() -> dict[tuple, dict]:
     """(model, workers, rate, arm) -> its row, numbers as float, of cells with a compute floor."""
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["arm"] in ARMS and row["floor_ms"]]
     measured = {}
-    for row in rows:
-        key = (row.pop("model"), int(row.pop("workers")), row.pop("rate"), row.pop("arm"))
-        measured[key] = {name: float(text) if text else None for name, text in row.items()}
+    for path, arms in ((MEASURED, ARMS), (METHODS, (OWNERS, POWER_SGD))):
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["arm"] in arms and row["floor_ms"]]
+        for row in rows:
+            key = (row.pop("model"), int(row.pop("workers")), row.pop("rate"), row.pop("arm"))
+            measured[key] = {name: float(text) if text else None for name, text in row.items()}
     return measured
 
 

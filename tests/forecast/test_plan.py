@@ -176,11 +176,11 @@ def test_each_dtype_and_each_bucket_has_its_own_messages():
     tensors = [tensor_layout("w", (100_000,), "float32", 10) for _ in range(3)]
     tensors.append(tensor_layout("b", (10,), "float32", 10))
     layout = Layout(tuple(tensors), value_dtype="bfloat16")
-    ring, tree = 2 * 7, 3
+    ring, narrow, tree = 2 * 7, 1 + 7, 3
     one = performance.compressed_exchange(layout, ONE_BUCKET, workers=8)
-    assert one.messages == 2 * ring + tree
+    assert one.messages == ring + narrow + tree
     three = performance.compressed_exchange(layout, 30_000, workers=8)
-    assert three.messages == (2 * ring + tree) + 2 * (ring + tree)
+    assert three.messages == (ring + narrow + tree) + 2 * (narrow + tree)
 
 
 def test_a_broadcast_takes_the_slowest_way_down_the_tree():

@@ -167,8 +167,7 @@ def compressed_exchange(
         sent_bytes=report.bytes_sent,
         path_bytes=values_bytes + offset_bytes * between.sends,
         messages=sum(
-            len(_dtypes(bucket)) * _ring_messages(n) + bool(bucket.compressed) * between.depth
-            for bucket in buckets
+            _sum_messages(bucket, n) + bool(bucket.compressed) * between.depth for bucket in buckets
         ),
         kernel_bytes=_kernel_bytes(layout, in_place),
         inside_bytes=offset_bytes * inside.sends,
@@ -215,10 +214,7 @@ def owners_exchange(
         exchange,
         sent_bytes=sent,
         path_bytes=sent,
-        messages=sum(
-            len(_dtypes(bucket)) * _ring_messages(n) + bool(bucket.compressed) * n
-            for bucket in buckets
-        ),
+        messages=sum(_sum_messages(bucket, n) + bool(bucket.compressed) * n for bucket in buckets),
         kernel_bytes=exchange.kernel_bytes + 3 * _RESIDUAL_BYTES * share_elements,
         inside_bytes=0.0,
     )
@@ -267,10 +263,14 @@ def _ring_messages(n: int) -> int:
     return 2 * (n - 1)
 
 
-def _dtypes(bucket: Layout) -> set[str]:
-    """Dtypes of what a bucket reduces: each is a ring of its own."""
-    values = {bucket.value_dtype} if bucket.compressed else set()
-    return values | {bucket.tensors[i].dtype for i in bucket.dense}
+def _sum_messages(bucket: Layout, n: int) -> int:
+    """Of what a bucket sums: a ring for each dtype; of 16-bit values all-to-all and all-gather."""
+    rings = {bucket.tensors[i].dtype for i in bucket.dense}
+    if not bucket.compressed:
+        return len(rings) * _ring_messages(n)
+    if DTYPES[bucket.value_dtype].bytes == 2:
+        return len(rings) * _ring_messages(n) + n
+    return len(rings | {bucket.value_dtype}) * _ring_messages(n)
 
 
 def _kernel_bytes(layout: Layout, in_place: bool) -> float:
