@@ -26,7 +26,15 @@ def chunk_indices(compensated, chunk_size, chunk_keep, ratio):
 
 
 def scalecom_step(
-    residuals, gradients, leader, beta, chunk_size, chunk_keep, ratio, wire=np.float32
+    residuals,
+    gradients,
+    leader,
+    beta,
+    chunk_size,
+    chunk_keep,
+    ratio,
+    wire=np.float32,
+    rounds_sums=False,
 ):
     """One step for one tensor.
 
@@ -34,6 +42,8 @@ def scalecom_step(
         residuals, gradients: float32 [replicas, elements].
         leader: which replica selects; or a function of residuals + gradients, what is ranked.
         wire: dtype of the values on the wire.
+        rounds_sums: whether sums travel in it, too. What that takes from them stays with whoever
+            sums them: each replica a run of the kept values, in 32-bit words of two.
 
     Returns:
         (reduced gradient [elements], next residuals [replicas, elements], indices [kept]).
@@ -51,6 +61,12 @@ def scalecom_step(
 
     unsent = compensated.copy()
     unsent[:, indices] -= sent
+    if rounds_sums:
+        words = -(-(len(indices) + 1) // 2)  # a flag travels behind the values
+        owners = np.arange(len(indices)) // (2 * -(-words // len(residuals)))
+        travelled = reduced[indices].astype(wire).astype(np.float32)
+        unsent[owners, indices] += reduced[indices] - travelled
+        reduced[indices] = travelled
     next_residuals = unsent if beta == 1 else (1 - beta) * residuals + beta * unsent
     return reduced, next_residuals, indices
 

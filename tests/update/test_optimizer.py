@@ -167,9 +167,11 @@ def test_steps_on_four_replicas_agree_with_the_specification(route, case):
             tensor.chunk_keep,
             tensor.compression_ratio,
             wire,
+            rounds_sums=wire != np.float32 and route == "scalecom_ops",
         )
         value -= reduced
-        tolerance = 1e-5 if wire == np.float32 else 0.05
+        # The strategy's own all-reduce rounds to 16 bits as it sums.
+        tolerance = 1e-5 if wire == np.float32 or route == "scalecom_ops" else 0.05
         np.testing.assert_allclose(variable.numpy().ravel(), value, rtol=tolerance, atol=tolerance)
         np.testing.assert_allclose(
             np.stack(optimizer.residuals["w"]).reshape(replicas, -1),
