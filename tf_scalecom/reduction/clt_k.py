@@ -90,11 +90,15 @@ class CltK(Method):
         compression_ratio, beta, exclude, selection, chunk_keep, value_dtype: what to send, as of
             `ScaleComOptimizer`.
 
+    Attributes:
+        selections: what `selection` may be.
+
     Raises:
         ValueError: one is out of its range.
     """
 
     elementwise = bounded = has_slices = True
+    selections: tuple[str, ...] = ("chunk", "exact")
 
     def __init__(
         self,
@@ -113,6 +117,11 @@ class CltK(Method):
             chunk_keep=chunk_keep,
             value_dtype=value_dtype,
         )
+        if self._config.selection not in self.selections:
+            raise ValueError(
+                f"{type(self).__name__}: expected a selection of {self.selections}; received "
+                f"{selection!r}, of which there is no share for each replica. Leave it out."
+            )
 
     @classmethod
     def from_options(cls, options: MethodOptions):

@@ -106,16 +106,7 @@ class SharesTopK(CltK):
     """
 
     bounded = False  # the bound is about one leader's choice
-
-    def __init__(self, *args, **what_to_send):
-        super().__init__(*args, **what_to_send)
-        selection = self.get_config()["selection"]
-        if selection != "chunk":
-            raise ValueError(
-                f'{type(self).__name__}: expected selection="chunk", as every replica leads a '
-                f"share of the chunks; received {selection!r}. Leave it out."
-            )
-        self._zeros: dict[tuple, tf.Variable] = {}  # by place, size and device
+    selections = ("chunk",)
 
     def plan(self, variables, growth=1.0):
         layout = super().plan(variables, growth)
@@ -163,6 +154,11 @@ class SharesTopK(CltK):
             self._zero(place, part.shape[0], residual.device) for place, part in enumerate(parts)
         ]
         return ops.kernels_for(shares.share).compensate(parts, zeros, True, shares.share)
+
+    @functools.cached_property
+    def _zeros(self) -> dict[tuple, tf.Variable]:
+        """By place, size and device."""
+        return {}
 
     def _zero(self, place, size, device):
         """Zeros, in place of residuals: the kernels take each of them once."""
