@@ -5,7 +5,9 @@ import numbers
 import keras
 import tensorflow as tf
 
+from tf_scalecom.compressed_optimizer import CompressedOptimizer
 from tf_scalecom.optimizer import ScaleComOptimizer
+from tf_scalecom.reduction.method import Method
 from tf_scalecom.update.first_moment import first_moment
 from tf_scalecom.update.supported import as_optimizer, check_inner
 
@@ -45,8 +47,12 @@ class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def recipe(
-    optimizer: keras.optimizers.Optimizer | str, *, steps: int, **arguments
-) -> ScaleComOptimizer:
+    optimizer: keras.optimizers.Optimizer | str,
+    *,
+    steps: int,
+    method: Method | None = None,
+    **arguments,
+) -> CompressedOptimizer:
     """Wraps an optimizer, changed so that compression costs little accuracy; prints the changes.
 
     * Momentum is off, and the learning rate half of what momentum was worth: in place of
@@ -60,7 +66,9 @@ def recipe(
     Args:
         optimizer: a new Keras optimizer, which stays as it is, or its name.
         steps: updates of the whole training: epochs * batches of an epoch.
-        **arguments: of `ScaleComOptimizer`, such as `compression_ratio`; they come first.
+        method: of `tf_scalecom.methods`; by default `CltK`, of the arguments.
+        **arguments: of `ScaleComOptimizer`, such as `compression_ratio`, or with a method of
+            `CompressedOptimizer`; they come first.
 
     Raises:
         ValueError: an argument is out of its range, or the optimizer has been built, or cannot do
@@ -102,7 +110,10 @@ def recipe(
         said += [f"{key}={value!r}" for key, value in warmup.items() if key not in arguments]
     if tf.distribute.get_strategy().extended.should_checkpoint:  # one worker speaks for all
         print(f"tf_scalecom.recipe: {name}: {', '.join(said) or 'nothing to change'}", flush=True)
-    return ScaleComOptimizer(optimizer, **{**warmup, **arguments})
+    arguments = {**warmup, **arguments}
+    if method is not None:
+        return CompressedOptimizer(optimizer, method, **arguments)
+    return ScaleComOptimizer(optimizer, **arguments)
 
 
 def _changes(optimizer) -> dict:

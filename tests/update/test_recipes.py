@@ -66,6 +66,14 @@ def test_arguments_come_first():
     assert (optimizer.warmup_steps, optimizer.warmup) == (7, "dense")
 
 
+def test_a_method_takes_the_leaders_place():
+    method = sc.methods.OwnersTopK(92, value_dtype="bfloat16")
+    optimizer = sc.recipe("adam", steps=1000, method=method)
+    assert optimizer.method is method
+    assert optimizer.inner_optimizer.beta_1 == 0
+    assert (optimizer.warmup, optimizer.warmup_steps) == ("ramp", 200)
+
+
 def test_what_has_no_momentum_is_left_alone(capfd):
     given = SGD(0.3)
     assert sc.recipe(given, steps=10).inner_optimizer is given
