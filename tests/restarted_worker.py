@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -16,6 +17,8 @@ import tensorflow as tf
 import tf_scalecom as sc
 
 EPOCHS, STEPS, DIES_IN_EPOCH, DIES_IN_STEP = 4, 6, 2, 3
+# After each step before: the backup of the last epoch's end is written meanwhile.
+REST_SECONDS = 0.3
 
 
 class DieOnce(keras.callbacks.Callback):
@@ -30,10 +33,12 @@ class DieOnce(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        due = (self._epoch, batch) == (DIES_IN_EPOCH, DIES_IN_STEP)
-        if due and not self._died.exists():
+        if self._epoch != DIES_IN_EPOCH or self._died.exists():
+            return
+        if batch == DIES_IN_STEP:
             self._died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(REST_SECONDS)
 
 
 def main(folder):

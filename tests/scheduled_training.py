@@ -20,6 +20,8 @@ import tf_scalecom as sc
 
 EPOCHS, DISTURBED_EPOCH, DISTURBED_STEP = 4, 2, 3
 REST_SECONDS = 2.0
+# For the backup of the last epoch's end to be written.
+WRITE_SECONDS = 0.3
 
 
 class Disturbance(keras.callbacks.Callback):
@@ -34,7 +36,10 @@ class Disturbance(keras.callbacks.Callback):
         self._is_due = epoch == DISTURBED_EPOCH
 
     def on_train_batch_end(self, batch, logs=None):
-        if not self._is_due or batch < DISTURBED_STEP:
+        if not self._is_due:
+            return
+        if batch < DISTURBED_STEP:
+            time.sleep(WRITE_SECONDS)
             return
         if Path("kill").exists():
             Path("kill").unlink()

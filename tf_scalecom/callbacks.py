@@ -7,13 +7,17 @@ all workers, as the metrics are the same.
 import os
 
 import keras
+import numpy as np
 from absl import logging
 
+from tf_scalecom.compat.keras_calls import innermost_call
+from tf_scalecom.fit.data_position import DataPosition
 from tf_scalecom.state import training_state
 from tf_scalecom.state.backup import BackupError, BackupFolder
 from tf_scalecom.state.backup_fit import fit_to_backup
 from tf_scalecom.state.model_description import describe_model
 from tf_scalecom.state.monitor import CompressionMonitor
+from tf_scalecom.workers.agreement import differences
 
 __all__ = ["BackupAndRestore", "CompressionMonitor", "chief_only"]
 
@@ -33,10 +37,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Like `keras.callbacks.BackupAndRestore`, which knows one process only. Every worker writes what
     it alone holds, residuals above all; the chief the rest. A restart with the same workers goes on
-    bit for bit as if there had been no interruption, as far as the data are the same: in a new
-    process a dataset starts from its beginning, so its order in an epoch must not depend on the
-    epochs before. With other numbers of workers or replicas, each replica starts with an equal
-    part of the sum of all residuals.
+    bit for bit as if there had been no interruption, at the next batch, as far as the data are the
+    same: docs/training.md says which are. With other numbers of workers or replicas, each replica
+    starts with an equal part of the sum of all residuals, and the epoch starts again.
+
+    Files are written while training goes on; a step waits for a copy in memory alone. Where SIGTERM
+    ends `fit` on all workers, a backup is made first.
 
     It holds all optimizers that are attributes of the model, or in lists, tuples and dictionaries
     there, also in models inside.
@@ -50,8 +56,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     Args:
         backup_dir: folder for the backups, the same one for all workers, and for this training run
             alone. In `fit` it is checked that all see it.
-        save_freq: "epoch", or a number of batches. After a restart, the epoch that was not finished
-            starts again, with the weights of the backup.
+        save_freq: "epoch", or a number of batches.
         delete_checkpoint: whether to delete the backup once `fit` is through.
 
     Raises:
@@ -82,6 +87,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.backup_dir = backup_dir
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
+        self._position = DataPosition(None)
 
     def on_train_begin(self, logs=None):
         extended = self.model.distribute_strategy.extended
@@ -92,13 +98,14 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"tf_scalecom.MultiWorkerMirroredStrategy; received "
                 f"{type(self.model.distribute_strategy).__name__}. Change the strategy."
             )
-        self._folder = BackupFolder(
-            self.backup_dir,
-            rank=0 if workers is None else workers.rank,
-            gather=(lambda value, _: [value]) if workers is None else workers.gather,
-        )
-        self._epoch = 0
-        self._batches = 0
+        self._gather = (lambda value, _: [value]) if workers is None else workers.gather
+        rank = 0 if workers is None else workers.rank
+        self._folder = BackupFolder(self.backup_dir, rank, self._gather)
+        self._call = innermost_call()
+        self._position = DataPosition(self._call and self._call.epoch_iterator)
+        self._batches = 0  # since the last backup
+        self._reach(0, 0)
+        self._restored = None
         self._folder.claim()
         try:
             if workers is not None:  # or some would build and restore what others do not
@@ -112,46 +119,132 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._folder.check_claim()
-        self._epoch = epoch
-        self._last_batch = -1
+        if self._restored is None:
+            self._reach(epoch, 0)
+            return
+        # Keras has just set the metrics to 0.
+        training_state.write_metrics(self.model, self._restored)
+        self._restored = None
 
     def on_train_batch_end(self, batch, logs=None):
         # Counted by `batch`: with several steps per execution not every batch ends here.
-        self._batches += batch - self._last_batch
-        self._last_batch = batch
+        self._batches += batch + 1 - self._batch
+        self._reach(self._epoch, batch + 1)
         if self.save_freq != "epoch" and self._batches >= self.save_freq:
-            self._batches = 0
-            self._save(self._epoch)
+            if self._position.describe():
+                self.model._get_metrics_result_or_logs(logs)  # notes the logs in the call
+            self._begin_to_save()
+        else:
+            self._write(self._folder.go_on)
+
+    def on_test_begin(self, logs=None):
+        if self._position.describe():  # Keras then sets the metrics to 0
+            self._metrics = training_state.read_metrics(self.model)
 
     def on_epoch_end(self, epoch, logs=None):
+        self._reach(epoch + 1, 0)
         if self.save_freq == "epoch":
-            self._save(epoch + 1)
+            self._begin_to_save()
+
+    def on_asked_to_end(self):
+        """Backs up once more before training ends, on all workers, as SIGTERM asks."""
+        self._write(self._folder.finish)
+        if self._batch and self._position.obstacle and self.save_freq == "epoch":
+            logging.warning(
+                "tf_scalecom: no backup is made in the middle of an epoch, as a restart could not "
+                "go on there: %s.",
+                self._position.obstacle,
+            )
+        elif self._saved != (self._epoch, self._batch):
+            self._begin_to_save()
+            self._write(self._folder.finish)
+        self._folder.release()
 
     def on_train_end(self, logs=None):
         # Keras keeps it for later calls to `fit`, which have nothing to do with this one.
         self.model._initial_epoch = None
+        self._write(self._folder.finish)
         if self.delete_checkpoint:
             self._folder.delete()
         self._folder.release()
 
-    def _save(self, epoch):
+    def _reach(self, epoch, batch):
+        """Notes how far training has come: the epoch, and batches of it that were trained on."""
+        self._epoch, self._batch = epoch, batch
+        self._position.reach(batch)
+        self._metrics = None  # those of the model
+
+    def _begin_to_save(self):
+        self._write(self._folder.finish)
+        state = training_state.read(self.model)
         meta = {
-            "epoch": epoch,
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "position": self._position.describe(),
             "model": self._model_description,
             **training_state.describe(self.model),
         }
+        if self._batch and meta["position"]:
+            state |= self._metrics or training_state.read_metrics(self.model)
+            meta["metrics"] = training_state.describe_metrics(self.model)
+            meta["logs"] = _numbers(self._call.logs)
+        self._batches = 0
+        self._saved = self._epoch, self._batch
+        self._write(lambda: self._folder.begin(state, meta))
+
+    def _write(self, go_on):
         try:
-            self._folder.save(training_state.read(self.model), meta)
+            go_on()
         except BackupError as error:
+            self._saved = None
             logging.error("tf_scalecom: training goes on without a new backup. %s", error)
 
     def _restore(self):
+        self._saved = None
         backup = self._folder.latest()
         if backup is None:
             return
         like = fit_to_backup(self.model, self._model_description, backup, self.backup_dir)
-        training_state.write(self.model, self._folder.load(backup, like))
-        self.model._initial_epoch = backup["epoch"]
+        epoch, batch = backup["epoch"], backup.get("batch", 0)
+        obstacles = self._obstacles(backup)
+        if batch and not obstacles:
+            like = {**like, **training_state.read_metrics(self.model)}
+        state = self._folder.load(backup, like)
+        training_state.write(self.model, state)
+        self.model._initial_epoch = epoch
+        if not obstacles:
+            self._position.go_on(backup["position"])
+            self._saved = epoch, batch
+            if batch:
+                self._epoch, self._batch, self._restored = epoch, batch, state
+                self._call.logs = {name: np.float64(v) for name, v in backup["logs"].items()}
+        elif batch:
+            logging.warning(
+                "tf_scalecom: training goes on from %s with epoch %d from its start, not with its "
+                "batch %d: %s.",
+                self.backup_dir,
+                epoch + 1,
+                batch + 1,
+                "; ".join(obstacles),
+            )
+
+    def _obstacles(self, backup):
+        """What keeps any worker from going on at the backup's place in the data."""
+        position = backup.get("position")
+        if position is None:
+            obstacles = [self._position.obstacle or "the backup does not say where its data were"]
+        else:
+            obstacles = self._position.differences(position)
+            if backup["batch"]:
+                metrics = [backup["metrics"], training_state.describe_metrics(self.model)]
+                obstacles += differences(metrics, ("the backup", "this program"))
+        return next(filter(None, self._gather(obstacles, "where to go on")), [])
+
+
+def _numbers(logs):
+    """Those of an epoch's logs that are one number."""
+    arrays = {name: np.asarray(value) for name, value in logs.items()}
+    return {name: float(a) for name, a in arrays.items() if a.size == 1 and a.dtype.kind in "biuf"}
 
 
 def chief_only(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:

@@ -116,9 +116,12 @@ def test_what_does_not_fit_is_an_error_and_other_hyper_parameters_a_warning(clus
 def train_with_a_full_disk(strategy, folder):
     """After the first epoch no file may grow beyond 1,000 bytes."""
 
+    backups = sc.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+
     class FullDisk(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:
+                backups._folder.finish()
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 limit = (1_000, resource.RLIM_INFINITY)
                 resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -132,7 +135,7 @@ def train_with_a_full_disk(strategy, folder):
             batch_size=BATCH,
             epochs=2,
             verbose=0,
-            callbacks=[FullDisk(), sc.callbacks.BackupAndRestore(folder, delete_checkpoint=False)],
+            callbacks=[FullDisk(), backups],
         )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
@@ -178,9 +181,11 @@ def test_a_number_of_batches_counts_them_under_several_steps_per_execution(tmp_p
     model = build(tf.distribute.get_strategy())
     x, y = digits(10 * BATCH)
     saved_at = []
+    backups = sc.callbacks.BackupAndRestore(tmp_path, save_freq=4)
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
+            backups._folder.finish()
             meta = BackupFolder(tmp_path, 0, lambda value, _: [value]).latest()
             saved_at.append((batch, meta and meta["place"]))
 
@@ -191,7 +196,7 @@ def test_a_number_of_batches_counts_them_under_several_steps_per_execution(tmp_p
         batch_size=BATCH,
         epochs=1,
         verbose=0,
-        callbacks=[sc.callbacks.BackupAndRestore(tmp_path, save_freq=4), Watch()],
+        callbacks=[backups, Watch()],
     )
     first, second = "backup-00000001", "backup-00000002"
     assert saved_at == [(1, None), (3, first), (5, first), (7, second), (9, second)]

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from tf_scalecom.state import backup_files, backup_places
+from tf_scalecom.state import backup, backup_files, backup_places
 from tf_scalecom.state.backup import BackupError, BackupFolder
 from tf_scalecom.state.backup_owner import MARK
 from tf_scalecom.state.training_state import Kept
@@ -55,6 +57,45 @@ def read_back(tmp_path):
     folder = alone(tmp_path)
     meta = folder.latest()
     return meta, {name: part.tolist() for name, ((part,), _) in folder.load(meta, STATE).items()}
+
+
+def until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_backup_is_written_while_training_goes_on(tmp_path, monkeypatch):
+    folder, disk = alone(tmp_path), threading.Event()
+    folder.save(STATE, {"epoch": 1})
+    monkeypatch.setattr(
+        backup, "write_shard", lambda *file: disk.wait(30) and backup_files.write_shard(*file)
+    )
+    folder.begin(STATE, {"epoch": 2})
+    until(lambda: len(names(tmp_path)) == 3)  # the new one is begun
+    for _ in range(10):
+        folder.go_on()
+    assert folder.latest()["epoch"] == 1
+    disk.set()
+    until(lambda: folder.go_on() or folder.latest()["epoch"] == 2)
+    folder.finish()
+    assert names(tmp_path) == ["backup-00000002", MARK]
+
+
+def test_a_backup_that_fails_meanwhile_is_reported_and_the_one_before_stays(tmp_path, monkeypatch):
+    folder = alone(tmp_path)
+    folder.save(STATE, {"epoch": 1})
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(backup, "write_shard", fail)
+    folder.begin(STATE, {"epoch": 2})
+    with pytest.raises(BackupError, match=r"worker 0 \(OSError: no space left\)"):
+        folder.finish()
+    folder.finish()  # it was said
+    assert names(tmp_path) == ["backup-00000001", MARK] and folder.latest()["epoch"] == 1
 
 
 # --- What is deleted -----------------------------------------------------------------------------

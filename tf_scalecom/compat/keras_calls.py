@@ -10,6 +10,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import keras
 
@@ -28,6 +29,8 @@ class Call:
         callbacks: the list that Keras made of them; None before they begin.
         epoch: the number of the epoch that is under way, or comes first.
         builds: whether Keras is building the model for the data of it.
+        epoch_iterator: Keras's, over the data of it; None before it is made.
+        logs: those of the steps that its last epoch has made, as far as they were asked for.
     """
 
     name: str
@@ -36,6 +39,8 @@ class Call:
     callbacks: keras.callbacks.CallbackList | None
     epoch: int
     builds: bool = False
+    epoch_iterator: Any = None
+    logs: Mapping = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:

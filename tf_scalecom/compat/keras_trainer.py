@@ -71,10 +71,14 @@ members(
         "__init__": "wrapped: whose data are shared out between workers",
         "_distribute_strategy": "set back after that",
         "_get_iterator": "wrapped: where an epoch, or a model's first batch, is read",
+        "_enumerate_iterator": "wrapped: an epoch that goes on after a restart counts on",
+        "_distributed_dataset": "read: the data themselves",
+        "_steps_seen": "how many batches were read of an iterator; moved on after a restart",
         "_num_batches": "unset where workers have different numbers",
         "_interrupted_warning": "replaced, as the end is regular or the end of a stop",
         "data_adapter": "what Keras made of the data",
         "steps_per_epoch": "whether Keras counts",
+        "steps_per_execution": "how many steps it counts at a time",
     },
 )
 parameters(EpochIterator, "__init__", ["distribute_strategy"], "replaced for that call")

@@ -1,5 +1,7 @@
 """Private parts of tf.distribute and its collectives. Looked at in TensorFlow 2.20 and 2.21."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -140,14 +142,41 @@ _DATA = {
     "_enable_get_next_as_optional": "the same",
     "cardinality": "overridden: unknown, or Keras would stop by its own worker's count",
 }
-members(DistributedDataset, {**_DATA, "_original_dataset": "read: a batch before it is shared out"})
-members(DistributedDatasetsFromFunction, _DATA)
+members(
+    DistributedDataset,
+    {
+        **_DATA,
+        "_original_dataset": "read: a batch before it is shared out",
+        "_cloned_datasets": "replaced where an epoch goes on: this worker's share, from there on",
+    },
+)
+members(DistributedDatasetsFromFunction, {**_DATA, "_datasets": "the same"})
 input_library: Any = symbol(f"{_DISTRIBUTE}.input_lib", "finds the function below when it calls it")
 members(
     input_library,
     {"_calculate_replicas_with_values": "wrapped: where all workers learn that data have ended"},
 )
 parameters(input_library, "_calculate_replicas_with_values", ["strategy"], "whose `reduce` counts")
+
+
+def shares_here(dataset) -> list[tf.data.Dataset]:
+    """What this worker iterates over of a distributed dataset."""
+    return getattr(dataset, _name_of_shares(dataset))
+
+
+@contextlib.contextmanager
+def without_first(dataset, elements: int) -> Iterator[None]:
+    """Inside, a distributed dataset is iterated over without this worker's first elements."""
+    name, shares = _name_of_shares(dataset), shares_here(dataset)
+    setattr(dataset, name, [share.skip(elements) for share in shares] if elements else shares)
+    try:
+        yield
+    finally:
+        setattr(dataset, name, shares)
+
+
+def _name_of_shares(dataset):
+    return "_cloned_datasets" if isinstance(dataset, DistributedDataset) else "_datasets"
 
 
 def is_default(strategy: tf.distribute.Strategy) -> bool:

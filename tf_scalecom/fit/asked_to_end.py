@@ -2,8 +2,8 @@
 
 TensorFlow catches SIGTERM and goes on, so that whoever asks has to kill it in the end. In `fit` on
 several workers, one that is asked goes on to the next step, where it votes for the end of the data
-(`stop_together.py`); the epoch then ends on all, which tell each other who was asked, and end
-before a callback takes the epoch for a whole one. Started again they go on from their last backup.
+(`stop_together.py`); the epoch then ends on all, which tell each other who was asked, back up, and
+end before validation, or a callback that takes the epoch for a whole one. Started again they go on.
 Anywhere else, and where the strategy was made in another thread than the main one, a worker ends at
 once, and the others with an error that names it.
 
@@ -20,8 +20,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
+
+import keras
 
 from tf_scalecom.compat.keras_calls import outermost_call
 from tf_scalecom.workers.workers import Workers
@@ -87,8 +89,12 @@ def was_asked() -> bool:
     return _request.is_made
 
 
-def end_if_asked(workers: Workers) -> None:
+def end_if_asked(workers: Workers, callbacks: Sequence[keras.callbacks.Callback] = ()) -> None:
     """Ends the program if any worker was asked to; a collective call.
+
+    Args:
+        workers: all of them.
+        callbacks: those that have a method `on_asked_to_end` are told before.
 
     Raises:
         SystemExit: one was.
@@ -96,6 +102,9 @@ def end_if_asked(workers: Workers) -> None:
     asked = workers.gather(_request.is_made, "requests to end")
     who = [name for name, is_asked in zip(workers.names, asked, strict=True) if is_asked]
     if who:
+        for callback in callbacks:
+            if hasattr(callback, "on_asked_to_end"):
+                callback.on_asked_to_end()
         # The first worker is TensorFlow's coordinator, without whom it would abort the others.
         is_first = workers.rank == 0
         _end(

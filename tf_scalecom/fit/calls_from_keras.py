@@ -20,7 +20,7 @@ from tf_scalecom.compat.keras_trainer import (
     strategy_made_in,
 )
 from tf_scalecom.compat.tensorflow_distribute import input_library, is_default
-from tf_scalecom.fit import first_batch, keras_steps, made_in_scope, replica_seeds
+from tf_scalecom.fit import data_position, first_batch, keras_steps, made_in_scope, replica_seeds
 from tf_scalecom.fit.epochs import EndsWithLastWorker, share_out
 from tf_scalecom.fit.rows import count_rows_of_optionals
 
@@ -32,6 +32,7 @@ def install() -> None:
     keras_steps.install()
     wrap(EpochIterator, "__init__", _make_epoch_iterator)
     wrap(EpochIterator, "_get_iterator", _iterate)
+    wrap(EpochIterator, "_enumerate_iterator", data_position.steps_from_there)
     wrap(Trainer, "_maybe_symbolic_build", _build_for_data)
     wrap(Trainer, "_symbolic_build", _build_for_batch)
     wrap(input_library, "_calculate_replicas_with_values", _count_data)
@@ -59,6 +60,8 @@ def _make_epoch_iterator(make, epoch_iterator, distribute_strategy=None, *args, 
     make(epoch_iterator, place, *args, **kwargs)
     epoch_iterator._distribute_strategy = strategy
     call = innermost_call()
+    if call is not None and call.epoch_iterator is None:  # else it is that of validation
+        call.epoch_iterator = epoch_iterator
     if call is not None and call.name == "fit" and is_default(strategy):
         made_in_scope.look_at_fit_outside(call.model, strategy)
 

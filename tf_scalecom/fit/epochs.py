@@ -107,6 +107,9 @@ class EndsWithLastWorker:
     """Mixed into a distributed dataset: its length is unknown, and its end no surprise."""
 
     _ends_alike = False
+    # Iterators made over it, each with another order of a `shuffle`; not those that learn shapes.
+    passes = 0
+    _restart: tuple[int, int] | None = None
 
     @property
     def cardinality(self):
@@ -134,8 +137,23 @@ class EndsWithLastWorker:
             # Keras warns of interrupted training where it did not count. The end is regular.
             epoch_iterator._interrupted_warning = lambda: None
         # In `fit` and `evaluate` the others have learned the shapes of some data before.
+        iterator = self._begin_pass()
         is_first = call is not None and call.name == "predict"
-        return _not_empty(iter(self), "predict") if is_first else iter(self)
+        return _not_empty(iterator, "predict") if is_first else iterator
+
+    def go_on(self, passes: int, batches: int) -> None:
+        """Has the next iterator be the one after so many, without so many batches."""
+        self._restart = passes, batches
+
+    def _begin_pass(self):
+        passes, batches = self._restart or (self.passes, 0)
+        self._restart = None
+        for _ in range(self.passes, passes):
+            iter(self)  # for the order that comes after
+        self.passes = passes + 1
+        replicas = len(self._strategy.extended.worker_devices)
+        with tensorflow_distribute.without_first(self, batches * replicas):
+            return iter(self)
 
     def _check_ends_alike(self):
         if self._ends_alike:

@@ -120,6 +120,8 @@ def _logs_of_epoch(get, model, logs):
     results, call = get(model, logs), innermost_call()
     if not _is_shared(model.distribute_strategy):
         return results
+    if not logs and call is not None and call.logs:
+        return call.logs  # of an epoch that a restart found at its last step
     if results is logs and call is not None:
         of_all = _results.get(model, {}).get(call.name, {})
         leaves = [
@@ -127,7 +129,10 @@ def _logs_of_epoch(get, model, logs):
             for place, leaf in keras.tree.flatten_with_path(logs)
         ]
         results = keras.tree.pack_sequence_as(logs, leaves)
-    return keras.tree.map_structure(step_logs.to_tensor, results)
+    results = keras.tree.map_structure(step_logs.to_tensor, results)
+    if call is not None:
+        call.logs = results
+    return results
 
 
 def _is_shared(strategy):

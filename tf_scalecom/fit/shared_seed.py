@@ -24,12 +24,14 @@ from tf_scalecom.workers.workers import Workers
 _BITS = 31
 
 _of_datasets: random.Random | None = None
+_agreed: int | None = None
+_drawn_from: int | None = None
 _tensorflow_get_seed = random_seeds.get_seed
 
 
 def agree(workers: Workers) -> None:
     """Has all workers draw alike what the user has not seeded; a collective call."""
-    global _of_datasets
+    global _of_datasets, _agreed
     seed = launcher_seed()
     seed = random.SystemRandom().getrandbits(_BITS) if seed is None else seed
     digests = [generator.digest() for generator in GENERATORS]
@@ -39,12 +41,20 @@ def agree(workers: Workers) -> None:
         alike = all(theirs[place] == digests[place] for _, theirs in answers)
         if not alike and digests[place] == digests_at_import[place] and global_seed() is None:
             generator.seed(seed)
+    _agreed = seed
     _of_datasets = random.Random(seed)
     # Where each dataset looks it up as it is made.
     random_seeds.get_seed = _get_seed
 
 
+def of_datasets() -> int | None:
+    """The seed of this run from which orders of datasets come; None if they need none."""
+    return _drawn_from
+
+
 def _get_seed(seed):
+    global _drawn_from
     if seed is None and global_seed() is None:
+        _drawn_from = _agreed
         seed = _of_datasets.getrandbits(_BITS)
     return _tensorflow_get_seed(seed)

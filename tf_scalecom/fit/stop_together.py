@@ -37,8 +37,10 @@ class _StopsTogether:
         alike_state.require_alike(self.model, self._extended.workers, f"before epoch {epoch + 1}")
 
     def on_train_end(self, logs=None):
+        # After the last epoch; then a backup still says that it is over.
+        asked_to_end.end_if_asked(self._extended.workers, self.callbacks)
         super().on_train_end(logs)
-        asked_to_end.end_if_asked(self._extended.workers)  # after the last step
+        asked_to_end.end_if_asked(self._extended.workers)
         alike_state.require_alike(self.model, self._extended.workers, "after the last epoch")
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -51,13 +53,15 @@ class _StopsTogether:
 
     def on_epoch_end(self, epoch, logs=None):
         self._extended.step_count.ask(False)
-        asked_to_end.end_if_asked(self._extended.workers)
+        asked_to_end.end_if_asked(self._extended.workers, self.callbacks)
         super().on_epoch_end(epoch, logs)
         self._agree("training")
 
     def on_test_begin(self, logs=None):
         self._extended.step_count.ask(False)  # the training data has ended, not the test data
         super().on_test_begin(logs)
+        if self._is_of_fit():
+            asked_to_end.end_if_asked(self._extended.workers, self.callbacks)
 
     def on_test_batch_begin(self, batch, logs=None):
         super().on_test_batch_begin(batch, logs)
@@ -99,7 +103,7 @@ class _StopsTogether:
 
     def _is_of_fit(self):
         call = outermost_call()
-        return call is not None and call.callbacks is self
+        return call is not None and call.name == "fit" and call.callbacks is self
 
     def _agree(self, doing):
         self._extended.step_count.ask(False)

@@ -10,12 +10,17 @@
 
 Each file is written under another name, synced to disk and renamed. An earlier backup is deleted
 only after a later one is complete, so there is one whatever happens in between.
+
+A backup is made in phases, of which each worker does its part in a thread of its own. When all are
+through with one they tell each other, between two steps, what came of it, and begin the next.
 """
 
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
 
 from absl import logging
 
@@ -56,6 +61,10 @@ class BackupFolder:
         self._rank = rank
         self._gather = gather
         self._owner: backup_owner.Owner | None = None  # the chief's
+        # Of the backup that is being written.
+        self._phases: Generator[Callable[[], Any], list, None] | None = None
+        self._part: _Part
+        self._asked = 0
 
     def claim(self) -> None:
         """Takes the folder for this training, until `release` or the process's end.
@@ -104,33 +113,39 @@ class BackupFolder:
         Raises:
             BackupError: It could not be written; the earlier one is still there.
         """
-        digests = {name: digest(kept.parts[0].tobytes()) for name, kept in state.items()}
-        place = self._folder / self._on_chief(self._create, *_WRITE)
-        base, *_ = self._gather(digests, "the state to back up")
-        own = {
-            f"{name}/{replica}": part
-            for name, kept in state.items()
-            for replica, part in enumerate(kept.parts)
-            if (self._rank == 0 and replica == 0) or digest(part.tobytes()) != base[name]
-        }
+        self.begin(state, meta)
+        self.finish()
 
-        def complete():
-            residuals, shards = zip(*of_each, strict=True)
-            write_meta(place / META, {**meta, "residuals": residuals, "shards": shards})
+    def begin(self, state: State, meta: dict) -> None:
+        """Begins to write a backup, which `go_on` or `finish` bring to an end.
 
-        try:
-            written = self._on_all(lambda: write_shard(shard(place, self._rank), own), *_WRITE)
-            of_each = self._gather([_counts(state), written], "files of the backup")
-            self._on_chief(complete, *_WRITE)
-        except BackupError:
-            with contextlib.suppress(OSError):
-                shard(place, self._rank).unlink(missing_ok=True)
-            self._gather(None, "the end of a failed backup")
-            if self._rank == 0:
-                backup_places.discard(place)
-            raise
-        if self._rank == 0:
-            self._discard_all(but=place)
+        Args:
+            state, meta: as for `save`; nobody may change them until then.
+        """
+        self._phases = self._write(state, meta)
+        self._asked, self._part = 0, _Part(next(self._phases))
+
+    def go_on(self) -> None:
+        """Goes on with the backup that is being written, if there is one; called after each step.
+
+        Workers ask each other after 1, 2, 4, ... steps whether they are ready for the next phase.
+
+        Raises:
+            BackupError: It could not be written; the earlier one is still there.
+        """
+        self._asked += 1
+        if self._phases is not None and self._asked & (self._asked - 1) == 0:
+            self._meet()
+
+    def finish(self) -> None:
+        """Waits for the backup that is being written, if there is one.
+
+        Raises:
+            BackupError: It could not be written; the earlier one is still there.
+        """
+        while self._phases is not None:
+            self._part.wait()
+            self._meet()
 
     def latest(self) -> dict | None:
         """The metadata of the latest backup, or None if there is none.
@@ -196,6 +211,59 @@ class BackupFolder:
                 self._check_owner()
                 self._discard_all()
 
+    def _write(self, state, meta):
+        """The phases of a backup: yields this worker's part, is sent what came of all parts."""
+
+        def create():
+            name = self._create() if self._rank == 0 else None
+            return name, {name: digest(kept.parts[0].tobytes()) for name, kept in state.items()}
+
+        (name, base), *_ = yield create
+        place = self._folder / name
+
+        def write():
+            own = {
+                f"{name}/{replica}": part
+                for name, kept in state.items()
+                for replica, part in enumerate(kept.parts)
+                if (self._rank == 0 and replica == 0) or digest(part.tobytes()) != base[name]
+            }
+            return _counts(state), write_shard(shard(place, self._rank), own)
+
+        def complete():
+            if self._rank == 0:
+                residuals, shards = zip(*of_each, strict=True)
+                write_meta(place / META, {**meta, "residuals": residuals, "shards": shards})
+                with contextlib.suppress(OSError):
+                    self._discard_all(but=place)
+
+        try:
+            of_each = yield write
+            yield complete
+        except BackupError:
+            with contextlib.suppress(OSError):
+                shard(place, self._rank).unlink(missing_ok=True)
+            self._gather(None, "the end of a failed backup")
+            if self._rank == 0:
+                backup_places.discard(place)
+            raise
+
+    def _meet(self):
+        """Begins the next phase of a backup, if all workers are through with this one."""
+        outcome = self._part.outcome()
+        of_each = self._gather(outcome, self._purpose(_WRITE))
+        if None in of_each:
+            return
+        results, problems = zip(*of_each, strict=True)
+        phases, self._phases = self._phases, None
+        try:
+            self._raise_if_any(problems, *_WRITE)
+        except BackupError as error:
+            phases.throw(error)
+        with contextlib.suppress(StopIteration):
+            self._asked, self._part = 0, _Part(phases.send(list(results)))
+            self._phases = phases
+
     def _create(self):
         self._check_owner()
         return backup_places.create(self._folder).name
@@ -237,6 +305,38 @@ class BackupFolder:
                 f"Expected all workers to {verb} {self._folder}; received an error on "
                 f"{', '.join(failed)}. {advice}"
             )
+
+
+class _Part:
+    """What a worker does for a phase of a backup while training goes on.
+
+    Args:
+        action: is run in a thread.
+    """
+
+    def __init__(self, action):
+        self._outcome = None
+        self._error = None
+        self._thread = threading.Thread(
+            target=self._run, args=(action,), name="scalecom-backup", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self):
+        """Returns when it is done."""
+        self._thread.join()
+
+    def outcome(self):
+        """Result and problem; None as long as it is not done."""
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    def _run(self, action):
+        try:
+            self._outcome = _attempt(action)
+        except Exception as error:  # no problem of the folder
+            self._error = error
 
 
 def _attempt(action):

@@ -4,6 +4,8 @@
     write(model, state)
     describe(model)              # what must not change between the two
 
+What metrics have counted in an epoch is read and written by functions of its own.
+
 A name is "model.3", "optimizer.0" or "residual.2": the place of the variable in a group, which is
 its identity across processes; Keras's names and paths are not unique. Optimizers besides
 `model.optimizer` have groups of their own, by the attribute that holds one: "optimizer[go].0".
@@ -46,6 +48,14 @@ def read(model: keras.Model) -> dict[str, Kept]:
     }
 
 
+def read_metrics(model: keras.Model) -> dict[str, Kept]:
+    """What the metrics of a model have counted: each replica what it has seen."""
+    return {
+        name: Kept([part.numpy() for part in _parts(model, variable)])
+        for name, variable in _metrics(model).items()
+    }
+
+
 def write(model: keras.Model, state: State) -> None:
     """Sets the state of a model.
 
@@ -53,10 +63,12 @@ def write(model: keras.Model, state: State) -> None:
         model: compiled and built like the one that was read.
         state: what `read` returned, or a part of it; variables that are not in it stay.
     """
-    for name, variable in _variables(model, model_objects.optimizers(model)).items():
-        if name in state:
-            for part, value in zip(_parts(model, variable), state[name].parts, strict=True):
-                part.assign(value)
+    _write(model, _variables(model, model_objects.optimizers(model)), state)
+
+
+def write_metrics(model: keras.Model, state: State) -> None:
+    """Sets what metrics have counted; `state` is what `read_metrics` returned."""
+    _write(model, _metrics(model), state)
 
 
 def describe(model: keras.Model) -> dict:
@@ -92,6 +104,14 @@ def describe(model: keras.Model) -> dict:
             }
             for path, optimizer in optimizers.items()
         },
+    }
+
+
+def describe_metrics(model: keras.Model) -> dict:
+    """What the state of the metrics fits to: name -> {"shape": list, "dtype": name}."""
+    return {
+        name: {"shape": list(variable.shape), "dtype": variable.dtype}
+        for name, variable in _metrics(model).items()
     }
 
 
@@ -155,6 +175,17 @@ def _variables(model, optimizers) -> dict[str, keras.Variable]:
         for group, variables in groups.items()
         for place, variable in enumerate(variables)
     }
+
+
+def _metrics(model) -> dict[str, keras.Variable]:
+    return {f"metric.{place}": v for place, v in enumerate(model.metrics_variables)}
+
+
+def _write(model, variables, state):
+    for name, variable in variables.items():
+        if name in state:
+            for part, value in zip(_parts(model, variable), state[name].parts, strict=True):
+                part.assign(value)
 
 
 def _parts(model, variable) -> tuple[tf.Variable, ...]:
