@@ -76,6 +76,17 @@ def test_other_methods_go_on_bit_for_bit_and_share_the_sum_of_the_residuals(
             np.testing.assert_allclose(3 * part, whole, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_owners_with_several_replicas_a_worker_go_on_bit_for_bit(cluster, tmp_path, hierarchical):
+    workers = cluster(2, logical_cpus=2)
+    arguments = {**OTHER_METHODS["owners"], "hierarchical": hierarchical, "timeout": 120}
+    straight = workers.run(train, 2, **arguments)
+    workers.run(train, 1, str(tmp_path), **arguments)
+    results = workers.run(train, 2, str(tmp_path), **arguments)
+    assert_same_end(results, straight)
+    assert len({result["weights"] for result in results}) == 1
+
+
 @pytest.fixture(scope="module")
 def backup_of_three(cluster, tmp_path_factory):
     """A folder, what the workers had when they saved, and what they have when they restore it."""
