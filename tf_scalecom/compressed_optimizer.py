@@ -474,16 +474,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        config = dict(config)
-        inner = keras.saving.deserialize_keras_object(
-            config.pop("inner_optimizer"), custom_objects=custom_objects
-        )
-        if "method" in config:
-            method = keras.saving.deserialize_keras_object(
-                config.pop("method"), custom_objects=custom_objects
-            )
-            return cls(inner, method, **config)
-        return cls(inner, **config)
+        objects = {
+            name: keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
+            for name in ("inner_optimizer", "method")
+            if name in config
+        }
+        return cls(**{**config, **objects})
 
 
 def _divided(gradient, number):

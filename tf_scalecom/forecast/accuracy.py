@@ -86,7 +86,7 @@ def sentence(task: Task) -> str:
     """What the methods lost there, with the caveat."""
     lost = [
         f"{of.method} lost {of.points:.2f}"
-        + (f" \u00b1 {of.standard_error:.2f}" if of.standard_error else " (one seed)")
+        + (f" ± {of.standard_error:.2f}" if of.standard_error else " (one seed)")
         for of in task.lost
     ]
     return (

@@ -148,11 +148,7 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         parser.error("expected matplotlib for --plot; received none: pip install matplotlib")
     if args.plot:
         _check_plot(parser, args.plot)
-    from tf_scalecom.forecast import (
-        accuracy,
-        load,
-        measure,  # these import TensorFlow
-    )
+    from tf_scalecom.forecast import accuracy, load, measure  # these import TensorFlow
 
     try:
         model = load.load_model(args.model)

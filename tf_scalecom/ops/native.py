@@ -165,7 +165,7 @@ def add(tensors, indices, values):
     return library().scalecom_subtract(
         tensors,
         [tf.cast(i, tf.int64) for i in indices],
-        [-v for v in values],
+        [-v for v in values],  # the core subtracts, as it does for `descend`
         tf.constant(1.0),
     )
 
