@@ -177,7 +177,7 @@ def test_an_optimizer_is_the_same_from_its_config(name):
         (lambda _: sc.methods.PowerSGD(seed=-1), "expected an integer >= 0; received -1"),
         (
             lambda _: sc.methods.OwnersTopK(selection="exact"),
-            "OwnersTopK: expected selection=\"chunk\".*received 'exact'",
+            r"OwnersTopK: expected a selection of \('chunk',\); received 'exact'",
         ),
         (lambda _: sc.methods.SharesTopK(beta=0), "`beta`.*received 0"),
     ],
