@@ -1,4 +1,4 @@
-# make demo          train on two workers, dense and compressed (QUICK=1: a short look)
+# make demo          train on two workers, dense and compressed (QUICK=1: a short look; METHOD=OwnersTopK)
 # make test-quick    what to run before a commit: tests of every room, in under 4 minutes
 # make test          all tests; ARGS="-k name" is passed to pytest, JOBS=0 runs them in it (--pdb)
 # make lint          ruff, mypy on the package, and clang-format's check of custom_ops
@@ -22,7 +22,7 @@ OLDEST := build/oldest
 OLDEST_TESTS := tests/compat tests/update/test_optimizer.py tests/fit/test_strategy.py tests/fit/test_keras_contract.py tests/state/test_saving.py
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 NATIVE := setup.py $(shell find custom_ops -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.bzl')
-DEMO_FLAGS := $(if $(QUICK),--quick)
+DEMO_FLAGS := $(if $(QUICK),--quick) $(if $(METHOD),--method=$(METHOD))
 # Processes that run tests, up to 4: each holds TensorFlow and starts workers, 2 to 3 GB in all.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

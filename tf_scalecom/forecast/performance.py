@@ -264,11 +264,11 @@ def _ring_messages(n: int) -> int:
 
 
 def _sum_messages(bucket: Layout, n: int) -> int:
-    """Of what a bucket sums: a ring for each dtype; of 16-bit values all-to-all and all-gather."""
+    """Of what a bucket sums: a ring for each dtype; of narrow values all-to-all and all-gather."""
     rings = {bucket.tensors[i].dtype for i in bucket.dense}
     if not bucket.compressed:
         return len(rings) * _ring_messages(n)
-    if DTYPES[bucket.value_dtype].bytes == 2:
+    if DTYPES[bucket.value_dtype].is_narrow:
         return len(rings) * _ring_messages(n) + n
     return len(rings | {bucket.value_dtype}) * _ring_messages(n)
 

@@ -29,7 +29,7 @@ from tf_scalecom import ops
 from tf_scalecom.reduction import MethodOptions
 from tf_scalecom.reduction.communicator import Communicator
 from tf_scalecom.reduction.method import Gradient, Method, Update
-from tf_scalecom.reduction.narrow_sums import is_narrow, sum_narrow
+from tf_scalecom.reduction.narrow_sums import sum_narrow
 from tf_scalecom.reduction.variables import ResidualVariable
 from tf_scalecom.wire.config import CompressionConfig
 from tf_scalecom.wire.dtypes import DTYPES
@@ -42,7 +42,8 @@ class Bucket:
     """Variables that are exchanged together. Lists begin with [replica of this process].
 
     Attributes:
-        layout: their plan.
+        layout: their plan, as it is in memory.
+        value_dtype: in which kept values travel.
         compressed, dense: their positions in the plan of all variables, of which each travels
             so.
         gradients, residuals: of the compressed ones. `Kernels.compensate` may use the gradients up.
@@ -50,6 +51,7 @@ class Bucket:
     """
 
     layout: Layout
+    value_dtype: str
     compressed: list[int]
     dense: list[int]
     gradients: list[list[tf.Tensor]]
@@ -138,7 +140,7 @@ class CltK(Method):
 
     def init(self, plan):
         if plan.compressed:
-            ops.kernels_for(plan)  # there are none for some
+            ops.kernels_for(plan.in_memory)  # there are none for some
         return [
             () if t.is_dense else (ResidualVariable(t.shape, name=f"residual_{i}"),)
             for i, t in enumerate(plan.tensors)
@@ -193,7 +195,7 @@ class CltK(Method):
         # The flag is one more value: 0, or infinity from a replica whose residual + gradient is not
         # finite. Nobody else holds the values, so that they are summed in their own buffer.
         limits = [
-            summable_limit(layout.value_dtype, layout.tensors[i].dtype, communicator.num_replicas)
+            summable_limit(bucket.value_dtype, layout.tensors[i].dtype, communicator.num_replicas)
             for i in layout.compressed
         ]
         gathered = [
@@ -201,8 +203,10 @@ class CltK(Method):
             for own, w in zip(compensated, words, strict=True)
         ]
         selected, unsent = [g.selected for g in gathered], [g.unsent for g in gathered]
-        if is_narrow(layout, communicator.route):
-            selected, unsent = sum_narrow(selected, words, unsent, layout, communicator)
+        if DTYPES[bucket.value_dtype].is_narrow:
+            selected, unsent = sum_narrow(
+                selected, words, unsent, layout, bucket.value_dtype, communicator
+            )
             dense = communicator.all_reduce(bucket.dense_gradients)
             sums = [[s, *d] for s, d in zip(selected, dense, strict=True)]
         else:
@@ -249,12 +253,13 @@ def bucket_of(
     state: Sequence[Sequence[tf.Variable]],
 ) -> Bucket:
     """The variables at some positions."""
-    layout = plan.subset(positions)
+    layout = plan.subset(positions).in_memory
     compressed = [positions[i] for i in layout.compressed]
     dense = [positions[i] for i in layout.dense]
     places = [plan.compressed.index(i) for i in compressed]
     return Bucket(
         layout,
+        plan.value_dtype,
         compressed,
         dense,
         gradients=[[gs[i] for i in compressed] for gs in gradients],
@@ -293,7 +298,8 @@ def summable_limit(value_dtype: str, dtype: str, num_replicas: int) -> float:
         dtype: dtype of the variable, to which the sum is cast.
         num_replicas: n.
     """
-    largest = float(min(tf.as_dtype(value_dtype).max, tf.as_dtype(dtype).max))
+    wire = "float32" if DTYPES[value_dtype].is_scaled else value_dtype
+    largest = float(min(tf.as_dtype(wire).max, tf.as_dtype(dtype).max))
     bits = min(DTYPES[value_dtype].significant_bits, DTYPES[dtype].significant_bits)
     bits = max(1, bits - (num_replicas - 1).bit_length())
     fraction, exponent = math.frexp(largest / num_replicas)

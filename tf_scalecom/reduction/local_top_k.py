@@ -8,6 +8,7 @@ from tf_scalecom import ops
 from tf_scalecom.ops import xla
 from tf_scalecom.reduction.clt_k import Bucket, CltK, bucket_of, summable_limit
 from tf_scalecom.reduction.method import Update
+from tf_scalecom.reduction.narrow_sums import rounded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class LocalTopK(CltK):
         layout, kernels = bucket.layout, ops.kernels_for(bucket.layout)
         # Nothing is summed on the wire.
         limits = [
-            summable_limit(layout.value_dtype, layout.tensors[i].dtype, num_replicas=1)
+            summable_limit(bucket.value_dtype, layout.tensors[i].dtype, num_replicas=1)
             for i in layout.compressed
         ]
         own, unsent, sent = [], [], []
@@ -44,9 +45,12 @@ class LocalTopK(CltK):
             gathered = kernels.gather(
                 compensated.values, compensated.words, compensated.nonfinite, layout, limits
             )
-            unsent.append(gathered.unsent)
-            own.append(xla.scatter(compensated.words, gathered.selected, layout))
-            sent.append([*own[-1], gathered.selected[-1], *d])
+            selected, kept = rounded(
+                gathered.selected, compensated.words, gathered.unsent, layout, bucket.value_dtype
+            )
+            unsent.append(kept)
+            own.append(xla.scatter(compensated.words, selected, layout))
+            sent.append([*own[-1], selected[-1], *d])
         sums = communicator.all_reduce(sent)
         finite = [ops.all_finite(s) for s in sums]
         return _Exchange(bucket, own, unsent, sums, finite)

@@ -133,6 +133,7 @@ class SelectionQuality:
 
 
 def _selected(gradients, residuals, layout) -> list[np.ndarray]:
+    layout = layout.in_memory
     words = ops.kernels_for(layout).compensate(gradients, residuals, True, layout).words
     return [indices.numpy() for indices in flat_indices(words, layout)]
 

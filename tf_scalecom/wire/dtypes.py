@@ -14,18 +14,31 @@ class Dtype(NamedTuple):
         significant_bits: of a float, the implicit one included; 0 for all others.
         compressible: whether gradients of it may travel compressed; otherwise they travel dense.
         carries_values: whether kept values may travel in it.
+        scaled_below: where its range is so small that values travel with a scale: above what they
+            are by it; else 0.
     """
 
     bytes: int
     significant_bits: int = 0
     compressible: bool = False
     carries_values: bool = False
+    scaled_below: float = 0.0
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether values of it have fewer than 32 bits."""
+        return self.bytes < 4
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether values travel with a scale."""
+        return self.scaled_below > 0
 
 
 DTYPES = {
     "float32": Dtype(4, 24, compressible=True, carries_values=True),
     "bfloat16": Dtype(2, 8, compressible=True, carries_values=True),
-    "float16": Dtype(2, 11, compressible=True, carries_values=True),
+    "float16": Dtype(2, 11, compressible=True, carries_values=True, scaled_below=2.0**15),
     "float64": Dtype(8, 53, compressible=True),
     "float8_e4m3fn": Dtype(1, 4),
     "float8_e5m2": Dtype(1, 3),

@@ -114,6 +114,13 @@ class Layout:
         """Values that the compressed tensors send."""
         return sum(self.tensors[i].kept for i in self.compressed)
 
+    @property
+    def in_memory(self) -> "Layout":
+        """The plan as kernels have it: what travels with a scale is float32 until then."""
+        if not DTYPES[self.value_dtype].is_scaled:
+            return self
+        return dataclasses.replace(self, value_dtype="float32")
+
     @functools.cached_property
     def offset_groups(self) -> dict[int, tuple[int, ...]]:
         """Bytes per offset -> places in `compressed` of the tensors with such offsets."""

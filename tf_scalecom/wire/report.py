@@ -107,12 +107,10 @@ def compression_report(layout: Layout, num_replicas: int, route: Route) -> Compr
     buckets = layout.buckets(route.bucket_bytes) if layout.compressed else ()
     for bucket in map(layout.subset, buckets):
         if bucket.compressed:
-            finite_flag = DTYPES[layout.value_dtype].bytes * ring
             unpadded = sum(t.kept * t.offset_bytes for t in bucket.tensors)
-            overhead += finite_flag + (4 * bucket.offset_words - unpadded) * offsets
-            if route.broadcasts and DTYPES[layout.value_dtype].bytes == 2:
-                padded = num_replicas * run_of_narrow_values(bucket, num_replicas)
-                overhead += 2 * (padded - bucket.kept - 1) * ring
+            overhead += (4 * bucket.offset_words - unpadded) * offsets
+            values = DTYPES[layout.value_dtype].bytes * bucket.kept
+            overhead += (_summed_bytes(bucket, num_replicas, route) - values) * ring
     return CompressionReport(
         rows=rows,
         num_replicas=num_replicas,
@@ -121,10 +119,21 @@ def compression_report(layout: Layout, num_replicas: int, route: Route) -> Compr
     )
 
 
-def run_of_narrow_values(layout: Layout, num_replicas: int) -> int:
-    """Values of 16 bits that each replica sums for all, the flag among them: whole words."""
-    words = -(-(layout.kept + 1) // 2)
-    return 2 * -(-words // num_replicas)
+def run_of_narrow_values(size: int, dtype: str, num_replicas: int) -> int:
+    """Narrow values, of `size` with the flag, that each replica sums for all: whole words."""
+    per_word = 4 // DTYPES[dtype].bytes
+    return per_word * -(-size // (per_word * num_replicas))
+
+
+def _summed_bytes(bucket: Layout, num_replicas: int, route: Route) -> int:
+    """Of kept values, their flag, and what pads and scales them."""
+    size, name = bucket.kept + 1, bucket.value_dtype
+    dtype = DTYPES[name]
+    scale = 4 * dtype.is_scaled
+    if dtype.is_narrow and route.broadcasts:
+        run = run_of_narrow_values(size, name, num_replicas)
+        return num_replicas * (dtype.bytes * run + scale)
+    return dtype.bytes * size + scale
 
 
 def _row(tensor: TensorLayout, value_dtype: str, ring: float, offsets: float) -> CompressionRow:
