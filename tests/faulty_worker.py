@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -26,15 +27,25 @@ HEARTBEAT_SECONDS = 10
 BUSY_SECONDS = 14
 
 
-def die_after_meeting():
-    """Has this worker die when it has met the others, and before TensorFlow starts."""
+def get_signal_at_start(signum, is_own):
+    """Has a worker get a signal when it has met the others, before TensorFlow starts on all.
+
+    One that a program can handle comes when TensorFlow waits for the others.
+    """
     meet = cluster.wait_for_peers
 
-    def meet_and_die(place):
-        meet(place)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def meet_and_get(place):
+        watch = meet(place)
+        handled = signum in (signal.SIGINT, signal.SIGTERM)
+        if is_own and handled:
+            threading.Timer(1.0, os.kill, (os.getpid(), signum)).start()
+        elif is_own:
+            os.kill(os.getpid(), signum)
+        elif handled:
+            time.sleep(3.0)
+        return watch
 
-    cluster.wait_for_peers = meet_and_die
+    cluster.wait_for_peers = meet_and_get
 
 
 class Report(keras.callbacks.Callback):
@@ -82,17 +93,18 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("optimizer", choices=["dense", "compressed"])
-    parser.add_argument("--dies-at-start", type=int, metavar="RANK")
+    parser.add_argument("--at-start", type=int, nargs=2, metavar=("SIGNAL", "RANK"))
     parser.add_argument("--stops", type=int, metavar="RANK")
     parser.add_argument("--fails", type=int, metavar="RANK")
     args = parser.parse_args()
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    if args.dies_at_start is not None:
-        extended._START_SECONDS = START_SECONDS
+    if args.at_start is not None:
+        signum, signalled = args.at_start
+        get_signal_at_start(signum, signalled == rank)
+        if signum == signal.SIGSTOP:
+            extended._START_SECONDS = START_SECONDS
     if args.fails is not None:
         extended._HEARTBEAT_SECONDS = HEARTBEAT_SECONDS
-    if args.dies_at_start == rank:
-        die_after_meeting()
     strategy = sc.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256)])

@@ -1,5 +1,6 @@
 """How `MultiWorkerMirroredStrategy` does its work: TensorFlow's way, with repairs."""
 
+import contextlib
 import copy
 import itertools
 import weakref
@@ -15,6 +16,7 @@ from tf_scalecom.compat.tensorflow_runtime import (
     CoordinatedJob,
     compiled_by_xla,
     eager_context,
+    joining_with_threads,
     runtime_has_started,
     server_has_started,
 )
@@ -95,15 +97,16 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
     def _initialize_multi_worker(self, cluster_resolver):
         cluster = cluster_lib.find_cluster(cluster_resolver)
         self._cluster = cluster
+        watch: contextlib.AbstractContextManager = contextlib.nullcontext()
         if server_has_started():
             # A strategy before this one started the process's one server.
             self._std_server_started = True
         else:
             _require_fresh_tensorflow()
             proxies.go_around(itertools.chain.from_iterable(cluster.jobs.values()))
-            cluster_lib.wait_for_peers(cluster)
+            watch = cluster_lib.wait_for_peers(cluster)
             _configure_coordination_service(cluster)
-        with asked_to_end.kept_from_tensorflow():
+        with watch, asked_to_end.kept_from_tensorflow(), joining_with_threads():
             super()._initialize_multi_worker(cluster_resolver)
         self._install_cross_device_ops()
         model_files.install()

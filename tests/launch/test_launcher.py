@@ -193,6 +193,21 @@ sys.exit(3 + rank)
     assert "worker 1 failed: ended with exit code 4" in launch.output
 
 
+def test_of_two_that_fail_at_once_the_first_is_named(launch, monkeypatch):
+    monkeypatch.setattr(launcher, "_POLL_SECONDS", 2.0)  # so that both have
+    text = """
+if rank == 1: sys.exit(4)
+own = pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text()
+while not any(
+    pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    for pid in own.split()
+): time.sleep(0.005)
+sys.exit(3)
+"""
+    assert launch(text) == 4
+    assert "worker 1 failed: ended with exit code 4" in launch.output
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_what_a_failing_worker_says_is_shown_once(launch, quiet):
     script = "print('before'); meet('said')\nif rank == 1: raise KeyError('x')"

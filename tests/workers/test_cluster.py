@@ -10,7 +10,8 @@ import time
 import pytest
 import tensorflow as tf
 
-from tf_scalecom.workers import cluster, rendezvous
+from tf_scalecom.workers import rendezvous
+from tf_scalecom.workers.addresses import place
 from tf_scalecom.workers.cluster import Cluster, find_cluster, parse_tf_config, wait_for_peers
 
 
@@ -59,9 +60,38 @@ TWO = {"worker": ["a:1", "b:1"]}
         (config({"chief": ["a:1"], "worker": ["a:1"]}), "different address for each task"),
         (config({"worker": ["a", "b:1"]}), "host:port .* received 'a'"),
         (config({"worker": ["a:http"]}), "host:port"),
-        (config({"worker": ["a..b:1", "c:1"]}), r"1 to 63 characters .* 'a\.\.b:1'"),
-        (config({"worker": [f"{64 * 'a'}:1", "c:1"]}), "1 to 63 characters between dots"),
+        (config({"worker": ["a..b:1", "c:1"]}), r"1 to 63 between dots .* 'a\.\.b:1'"),
+        (config({"worker": ["a..:1", "c:1"]}), "1 to 63 between dots"),
+        (config({"worker": [f"{64 * 'a'}:1", "c:1"]}), "1 to 63 between dots"),
         (config({"worker": [f"{130 * 'a.'}a:1", "c:1"]}), "253 in all"),
+        (config({"worker": ["a,b:1", "c:1"]}), "letters, digits, - and _, .* received 'a,b:1'"),
+        (config({"worker": ["a\0b:1", "c:1"]}), "letters, digits, - and _"),
+        (config({"worker": ["$(id):1", "c:1"]}), "letters, digits, - and _"),
+        (config({"worker": ["user@a:1", "c:1"]}), "host:port"),
+        (
+            config({"worker": ["b\u00fccher.example:1", "c:1"]}),
+            r"ASCII.* \(xn--bcher-kva.example\)",
+        ),
+        (config({"worker": ["a\u200b:1", "c:1"]}), "hosts' names in ASCII"),
+        (config({"worker": ["\ud800:1", "c:1"]}), "hosts' names in ASCII"),
+        (config({"worker": ["[127.0.0.1]:1", "c:1"]}), r"nothing but IPv6 addresses in \[\]"),
+        (config({"worker": ["[localhost]:1", "c:1"]}), r"nothing but IPv6 addresses in \[\]"),
+        (config({"worker": ["[::1:1", "c:1"]}), "host:port"),
+        (config({"worker": ["[::ffff:10.0.0.1]:1", "10.0.0.1:1"]}), "a different address"),
+        (config({"worker": ["0.0.0.0:1", "127.0.0.2:1"]}), "a different address"),
+        (config(TWO).replace("{", '{"worker": ["z:1"], ', 2), r"the key 'worker' is there more"),
+        (config({"worker": 900 * [["a:1"]]}), r"a list of addresses .* characters\)"),
+        (config({5000 * "a": ["a:1"]}), r"received a job 'aa.* characters\)"),
+        (config(TWO, 5000 * "a"), r"received 'aa.* characters\)"),
+        ("\ufeff" + config(TWO), "to be JSON"),
+        ("null", "object `cluster`"),
+        (config(None), "object `cluster`"),
+        (config(TWO).replace('"index": 0', '"index": NaN'), "received nan"),
+        (config(TWO).replace('"index": 0', '"index": 1e0'), "received 1.0"),
+        (config({"evaluator": ["a:1"]}, "evaluator"), "at least one address under `worker`"),
+        (config({"worker": [None, "a:1"]}), r"a list of addresses .* received \[None, 'a:1'\]"),
+        (config({"worker": {"0": "a:1"}}), "a list of addresses"),
+        (config({"Worker": ["a:1"]}, "Worker"), "received a job 'Worker'"),
         (config(TWO, index=5000 * "9"), r"an integer as the task's index .* \(5,002 characters\)"),
         (
             config(TWO).replace('"index": 0', f'"index": {5000 * "9"}'),
@@ -95,7 +125,8 @@ def test_good_config():
 def test_an_evaluator_waits_for_nobody():
     cluster = parse_tf_config(config({**TWO, "evaluator": ["c:1"]}, "evaluator"))
     assert cluster.peers == {}
-    wait_for_peers(cluster)
+    with wait_for_peers(cluster):
+        pass
 
 
 def test_the_strategy_reads_the_configuration_before_it_starts_anything(monkeypatch):
@@ -150,7 +181,8 @@ def test_workers_that_come_one_after_the_other_meet(host):
     def meet(cluster, delay):
         time.sleep(delay)
         # What TensorFlow does next: listen at the same address, until the end.
-        wait_for_peers(cluster, limit_seconds=20)
+        with wait_for_peers(cluster, limit_seconds=20):
+            pass
         port = int(cluster.address.rpartition(":")[2])
         family = socket.AF_INET6 if host == "[::1]" else socket.AF_INET
         with socket.create_server(("", port), family=family):
@@ -239,7 +271,8 @@ def outcomes_of_meeting(clusters, delay):
     def meet(place, cluster):
         time.sleep(delay * place)
         try:
-            wait_for_peers(cluster, limit_seconds=8)
+            with wait_for_peers(cluster, limit_seconds=8):
+                pass
         except (ValueError, TimeoutError) as error:
             errors[place] = str(error)
 
@@ -320,7 +353,7 @@ def test_a_process_that_is_another_task_than_its_address_says_is_named():
     ],
 )
 def test_a_machine_may_be_known_by_a_name_and_a_number(here, there, may_be_one):
-    first = rendezvous.Meeting("worker 0", {"worker 0": here}, cluster._place)
+    first = rendezvous.Meeting("worker 0", {"worker 0": here}, place)
     assert first._differ({"worker 0": there}) != may_be_one
 
 
@@ -340,7 +373,8 @@ def test_whatever_else_listens_at_an_address_has_answered(says):
         held = []
         threading.Thread(target=answer, daemon=True).start()
         start = time.monotonic()
-        wait_for_peers(first, limit_seconds=5)
+        with wait_for_peers(first, limit_seconds=5):
+            pass
         assert time.monotonic() - start < 4
         for connection in held:
             connection.close()

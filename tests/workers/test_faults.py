@@ -148,14 +148,29 @@ def test_a_killed_worker_is_named_by_the_others(optimizer, rank, folder):
             assert worker.index == rank or blamed(worker) == [str(rank)]
 
 
-@scenario()
-def test_a_worker_that_dies_while_tensorflow_starts_is_named(folder):
-    args = [str(folder), "dense", "--dies-at-start", "1"]
-    # It may be gone before it has met all others, who then wait this long for it.
-    env = {"TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS": "45"}
-    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=folder / "logs", env=env) as workers:
-        assert workers.workers[1].wait(START_SECONDS) == -signal.SIGKILL
-        check_others_name(workers, 1, START_SECONDS)
+# The first worker is TensorFlow's coordinator.
+@scenario(
+    (signal.SIGKILL, 0, "ended"),
+    (signal.SIGKILL, 1, "ended"),
+    (signal.SIGTERM, 1, "ended"),
+    (signal.SIGINT, 0, "ended"),
+    (signal.SIGSTOP, 1, "silent"),
+)
+def test_a_worker_that_is_lost_while_tensorflow_starts_is_named(signum, rank, how, folder):
+    args = [str(folder), "dense", "--at-start", str(int(signum)), str(rank)]
+    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=folder / "logs") as workers:
+        lost = workers.workers[rank]
+        if how == "ended":
+            assert lost.wait(START_SECONDS) == -signum, all_output(workers)
+        check_others_name(workers, rank, NOTICE_SECONDS if how == "ended" else START_SECONDS)
+        named = rf"/job:worker/task:{rank} \({workers.addresses[rank]}\)"
+        words = {
+            "ended": f"{named}, which has ended while TensorFlow started",
+            "silent": f"received no answer from {named}",
+        }
+        for worker in workers.workers:
+            said = worker.output().decode()
+            assert worker is lost or re.search(words[how], said), said
 
 
 @scenario()

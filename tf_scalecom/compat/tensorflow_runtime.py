@@ -1,6 +1,10 @@
 """Private parts of TensorFlow's runtime, variables and graphs. Looked at in 2.20 and 2.21."""
 
+import contextlib
+import ctypes
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +35,10 @@ CoordinatedJob: Any = symbol(
     "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2.CoordinatedJob",
     "jobs and their sizes, for the coordination service",
 )
+_runtime_calls: Any = symbol(
+    "tensorflow.python.eager.context.pywrap_tfe", "joins the cluster, with the interpreter locked"
+)
+members(_runtime_calls, {"TFE_EnableCollectiveOps": "the call that waits for all workers"})
 _tensorflow_seed: Any = symbol(
     "tensorflow.python.eager.context.global_seed", "tf.random.set_seed has no getter"
 )
@@ -44,6 +52,46 @@ def runtime_has_started() -> bool:
 def server_has_started() -> bool:
     """Whether this process has joined a cluster."""
     return eager_context()._collective_ops_server_def is not None
+
+
+@contextlib.contextmanager
+def joining_with_threads() -> Iterator[None]:
+    """Has Python's other threads run while TensorFlow joins a cluster, which may take a minute.
+
+    By the same function of its C library, called without the interpreter's lock; where the library
+    has no such function, by TensorFlow's own call.
+    """
+    folder = Path(tf.sysconfig.get_lib())
+    try:
+        call = ctypes.CDLL(str(folder / "libtensorflow_cc.so.2")).TFE_EnableCollectiveOps
+        library = ctypes.CDLL(str(folder / "libtensorflow_framework.so.2"))
+        new_status, delete_status = library.TF_NewStatus, library.TF_DeleteStatus
+        code_of, message_of = library.TF_GetCode, library.TF_Message
+    except (OSError, AttributeError):
+        yield
+        return
+    pointer = ctypes.c_void_p
+    call.argtypes, call.restype = [pointer, ctypes.c_char_p, ctypes.c_size_t, pointer], None
+    new_status.restype, message_of.restype = pointer, ctypes.c_char_p
+    for function in code_of, message_of, delete_status:
+        function.argtypes = [pointer]
+    unpacked = ctypes.pythonapi.PyCapsule_GetPointer
+    unpacked.argtypes, unpacked.restype = [ctypes.py_object, ctypes.c_char_p], pointer
+
+    def join(context, server):
+        status = new_status()
+        call(unpacked(context, None), server, len(server), status)
+        code, message = code_of(status), message_of(status).decode(errors="replace")
+        delete_status(status)
+        if code:
+            raise tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, message)
+
+    own = _runtime_calls.TFE_EnableCollectiveOps
+    _runtime_calls.TFE_EnableCollectiveOps = join
+    try:
+        yield
+    finally:
+        _runtime_calls.TFE_EnableCollectiveOps = own
 
 
 def global_seed() -> int | None:

@@ -31,6 +31,7 @@ from tf_scalecom.workers.workers import Workers
 EXIT_CODE = 128 + signal.SIGTERM
 # What the first worker leaves the others to leave, and until a request is looked at again.
 _FIRST_SECONDS, _AGAIN_SECONDS = 1.0, 0.5
+_GIVE_BACK_SECONDS = 0.05
 # More than the C library's `struct sigaction` has.
 _SIGACTION_BYTES = 1024
 
@@ -63,12 +64,42 @@ _request = _Request()
 
 @contextlib.contextmanager
 def kept_from_tensorflow() -> Iterator[None]:
-    """Gives SIGTERM back to whoever has it, where TensorFlow takes it without telling Python."""
+    """Gives SIGTERM back to whoever has it, where TensorFlow takes it without telling Python.
+
+    All along, as TensorFlow takes it first and waits for the other workers then. It waits in a call
+    that Python can not interrupt: a Ctrl-C ends the process, too.
+    """
     libc = ctypes.CDLL(None)
     action = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(int(signal.SIGTERM), None, action)
-    yield
-    libc.sigaction(int(signal.SIGTERM), action, None)
+    over = threading.Event()
+
+    def give_back():
+        while not over.wait(_GIVE_BACK_SECONDS):
+            libc.sigaction(int(signal.SIGTERM), action, None)
+
+    thread = threading.Thread(target=give_back, name="scalecom-sigterm", daemon=True)
+    thread.start()
+    with _ended_by_ctrl_c():
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            libc.sigaction(int(signal.SIGTERM), action, None)
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def listen() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from tf_scalecom.base.random_generators import SEED_VARIABLE
+from tf_scalecom.launch.end_order import EndOrder
 from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker, says_port_taken
 from tf_scalecom.launch.tensorflow_log import (
     EVERYTHING,
@@ -208,6 +209,7 @@ class _Watch:
     ):
         self.first_failed: LocalWorker | None = None
         self._cluster = cluster
+        self._end_order = EndOrder([worker.pid for worker in cluster.workers])
         self._display = display
         self._received = received
         self._passed_on = 0
@@ -237,7 +239,9 @@ class _Watch:
         if self.first_failed is None and not self._received and any(codes):
             failed = [worker for worker in self._cluster.workers if worker.poll()]
             # Of several at once, one that does not say that it failed because of another.
-            self.first_failed = min(failed, key=_blames_another)
+            self.first_failed = min(
+                failed, key=lambda w: (_blames_another(w), self._end_order.place(w.pid))
+            )
             if _port_was_taken(self.first_failed):
                 self._kill_at = 0.0  # nobody has done anything yet that is worth a grace time
             elif None in codes:

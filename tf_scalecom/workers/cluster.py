@@ -7,7 +7,6 @@ is said here, and the workers meet here first, in Python, where waiting is finit
 
 import contextlib
 import dataclasses
-import ipaddress
 import json
 import os
 import re
@@ -19,7 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
+from tf_scalecom.workers.addresses import expected_instead, place
 from tf_scalecom.workers.rendezvous import Meeting
+from tf_scalecom.workers.start_watch import StartWatch
 
 JOBS = ("chief", "worker", "evaluator")
 
@@ -36,9 +37,6 @@ _EXAMPLE = (
     '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '
     '"task": {"type": "worker", "index": 0}}'
 )
-
-
-_ADDRESS = re.compile(r"([^\s/@:\[\]]+|\[[^\s/@\[\]]+\]):(?P<port>[0-9]{1,5})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +116,7 @@ def parse_tf_config(text: str) -> Cluster | None:
     if not text.strip():
         return None
     try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=_each_key_once)
     except (ValueError, RecursionError) as error:  # also of a number or a depth beyond all measure
         raise ValueError(
             f"Expected TF_CONFIG to be JSON, received {_shown(text)} ({error}). "
@@ -134,6 +132,14 @@ def parse_tf_config(text: str) -> Cluster | None:
     return _checked(config["cluster"], config["task"], "TF_CONFIG")
 
 
+def _each_key_once(pairs):
+    """A JSON object; of a key that is there twice JSON would keep the second value, unsaid."""
+    if len(dict(pairs)) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {_shown(max(keys, key=keys.count))} is there more than once")
+    return dict(pairs)
+
+
 def _checked(jobs, task, source) -> Cluster:
     for job, addresses in jobs.items():
         if job == "ps":
@@ -144,30 +150,19 @@ def _checked(jobs, task, source) -> Cluster:
                 source,
             )
         if job not in JOBS:
-            raise _bad_config(f"jobs among {', '.join(JOBS)}", f"a job {job!r}", source)
+            raise _bad_config(f"jobs among {', '.join(JOBS)}", f"a job {_shown(job)}", source)
         if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
-            raise _bad_config(f"a list of addresses for job {job!r}", repr(addresses), source)
+            raise _bad_config(f"a list of addresses for job {job!r}", _shown(addresses), source)
         for address in addresses:
-            written = _ADDRESS.fullmatch(address)
-            if not written or not 0 < int(written["port"]) < 65536:
-                raise _bad_config(
-                    "addresses of the form host:port (neither http:// nor a path; a port from 1 to "
-                    "65535; IPv6 in [])",
-                    f"{_shown(address)} ({job})",
-                    source,
-                )
-            if not _is_host(written[1]):
-                raise _bad_config(
-                    "hosts whose names have 1 to 63 characters between dots, and 253 in all",
-                    f"{_shown(address)} ({job})",
-                    source,
-                )
+            expected = expected_instead(address)
+            if expected is not None:
+                raise _bad_config(expected, f"{_shown(address)} ({job})", source)
     if not jobs.get("chief") and not jobs.get("worker"):
-        raise _bad_config("at least one address under `worker`", repr(jobs), source)
+        raise _bad_config("at least one address under `worker`", _shown(jobs), source)
     addresses = [address for job in jobs.values() for address in job]
     spellings: dict[tuple, list[str]] = {}
     for address in addresses:
-        spellings.setdefault(_place(address), []).append(address)
+        spellings.setdefault(place(address), []).append(address)
     for same in spellings.values():
         if len(same) > 1:
             received = " and ".join(map(repr, same)) + ", which are one"
@@ -177,7 +172,9 @@ def _checked(jobs, task, source) -> Cluster:
     task_type, task_id = task.get("type"), task.get("index")
     if not isinstance(task_type, str) or task_type not in jobs:
         raise _bad_config(
-            f"the task's type among the cluster's jobs ({', '.join(jobs)})", repr(task_type), source
+            f"the task's type among the cluster's jobs ({', '.join(jobs)})",
+            _shown(task_type),
+            source,
         )
     # TensorFlow reads "0" as 0 too. A bool is an int to Python, and a mistake here.
     if isinstance(task_id, str) and re.fullmatch("[0-9]{1,9}", task_id):
@@ -199,26 +196,6 @@ def _shown(value) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
-def _is_host(host) -> bool:
-    """Whether DNS could know it; an address in brackets is none of its names."""
-    if host.startswith("["):
-        return True
-    try:
-        return 0 < len(host.removesuffix(".").encode("idna")) <= 253
-    except UnicodeError:  # a label that is empty or too long
-        return False
-
-
-def _place(address):
-    """Host and port, alike for all spellings of an address that can be told without asking DNS."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]").lower().removesuffix(".")
-    with contextlib.suppress(ValueError):  # a name
-        number = ipaddress.ip_address(host)
-        host = "localhost" if number.is_loopback else str(number)
-    return host, int(port)
-
-
 def _bad_config(expected, received, source) -> ValueError:
     return ValueError(
         f"Expected {expected} in {source}, received {received}. "
@@ -228,12 +205,13 @@ def _bad_config(expected, received, source) -> ValueError:
 
 def wait_for_peers(
     cluster: Cluster, report_seconds: float | None = None, limit_seconds: float | None = None
-) -> None:
+) -> StartWatch:
     """Returns once every peer has answered at its address; meanwhile answers at its own.
 
     A peer that is ahead, and has handed its port to TensorFlow, answers just as well; one that is
-    between the two is asked again. Peers that are here too say what cluster they are in. All are
-    asked at once, so that their number makes nobody wait.
+    between the two is asked again. Peers that are here too say what cluster they are in; one that
+    ends before all are here is waited for anew. All are asked at once, so that their number makes
+    nobody wait.
 
     Args:
         cluster: the cluster, checked.
@@ -241,24 +219,35 @@ def wait_for_peers(
             TF_SCALECOM_REPORT_MISSING_SECONDS, or 30.
         limit_seconds: when to give up. By default TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS, or 300.
 
+    Returns:
+        What watches the peers from here to the end of TensorFlow's start.
+
     Raises:
         RuntimeError: This worker's own port is taken.
         TimeoutError: Peers are still missing at the limit.
         ValueError: Another worker takes the cluster to be another one.
     """
+    name = cluster.name
+    meeting = Meeting(name, cluster.workers, place)
+    watch = StartWatch(name, cluster.peers, meeting.lines)
     if not cluster.peers:
-        return
+        return watch
     if report_seconds is None:
         report_seconds = _seconds_from_environment(REPORT_VARIABLE, _REPORT_SECONDS)
     if limit_seconds is None:
         limit_seconds = _seconds_from_environment(LIMIT_VARIABLE, _LIMIT_SECONDS)
-    name = cluster.name
     start = time.monotonic()
-    meeting = Meeting(name, cluster.workers, _place)
-    with answering(cluster, meeting.answer), _asked(meeting, cluster.peers) as missing:
+    with (
+        _lines_closed_on_error(meeting.lines),
+        answering(cluster, meeting.answer),
+        _asked(meeting, cluster.peers) as (missing, ask),
+    ):
         reported = False
         while True:
             have_all_answered = not missing  # before what they have said is looked at
+            if not have_all_answered:
+                for peer in meeting.lines.hear(0.0) - missing.keys():
+                    ask(peer)
             if meeting.complaint is not None:
                 meeting.stay()
                 raise ValueError(
@@ -267,7 +256,7 @@ def wait_for_peers(
                     "and each a `task` of its own."
                 )
             if have_all_answered:
-                return
+                return watch
             waited = time.monotonic() - start
             who = ", ".join(
                 f"{n} ({', '.join(filter(None, [cluster.peers[n], why]))})"
@@ -290,6 +279,15 @@ def wait_for_peers(
                 )
                 reported = True
             time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _lines_closed_on_error(lines):
+    try:
+        yield
+    except BaseException:
+        lines.close()
+        raise
 
 
 def _seconds_from_environment(variable: str, default: float) -> float:
@@ -339,16 +337,23 @@ def answering(cluster: Cluster, answer: Callable[[socket.socket], None]) -> Iter
             "earlier run), or choose another port in TF_CONFIG."
         ) from error
 
+    ended = threading.Event()
+
     def accept():
-        with contextlib.suppress(OSError):  # closed below
-            while True:
-                answer(listener.accept()[0])
+        while not ended.is_set():
+            try:
+                connection = listener.accept()[0]
+            except OSError:  # closed below; or there are no files left for now
+                ended.wait(_POLL_SECONDS)
+            else:
+                answer(connection)
 
     thread = threading.Thread(target=accept, name="scalecom-rendezvous", daemon=True)
     thread.start()
     try:
         yield
     finally:
+        ended.set()
         # close() alone would leave a thread in accept(), and with it the port, alive.
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
@@ -382,16 +387,20 @@ def in_words(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def _asked(meeting, peers) -> Iterator[dict[str, str | None]]:
+def _asked(meeting, peers) -> Iterator[tuple[dict[str, str | None], Callable[[str], None]]]:
     """Calls peers, each in a thread of its own and again and again, until the block ends.
 
     Gives those that have not answered, by name, and why in words, if that is known; None while one
-    speaks. It shrinks meanwhile.
+    speaks. It shrinks meanwhile. Besides a function that has a peer asked anew.
     """
-    missing: dict[str, str | None] = dict.fromkeys(peers, "")
+    missing: dict[str, str | None] = {}
     ended = threading.Event()
 
-    def ask(name, address):
+    def ask(name):
+        missing[name] = ""
+        threading.Thread(target=call, args=[name, peers[name]], daemon=True).start()
+
+    def call(name, address):
         while not ended.is_set():
             try:
                 connection = connect(address)
@@ -404,9 +413,9 @@ def _asked(meeting, peers) -> Iterator[dict[str, str | None]]:
             del missing[name]
             return
 
-    for name, address in peers.items():
-        threading.Thread(target=ask, args=[name, address], daemon=True).start()
+    for name in peers:
+        ask(name)
     try:
-        yield missing
+        yield missing, ask
     finally:
         ended.set()

@@ -15,9 +15,10 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from tf_scalecom.workers.agreement import differences
+from tf_scalecom.workers.lines import Lines
 
 _NAME = "tf_scalecom worker"
 # What a machine may call itself.
@@ -39,12 +40,14 @@ class Meeting:
     Attributes:
         complaint: how another worker's cluster differs from this one's, in words; None as long as
             none does.
+        lines: connections to those that have said who they are, which stay open.
     """
 
     def __init__(
         self, name: str, workers: Mapping[str, str], place_of: Callable[[str], tuple[str, int]]
     ):
         self.complaint: str | None = None
+        self.lines = Lines()
         self._name = name
         self._workers = dict(workers)
         self._place_of = place_of
@@ -56,22 +59,27 @@ class Meeting:
 
     def call(self, connection: socket.socket, name: str) -> None:
         """Calls the worker `name`, to whose address the connection is."""
-        with contextlib.suppress(OSError), connection:
-            connection.settimeout(_WORD_SECONDS)
+        with _closed_unless_kept(connection) as keep:
             self._say(connection)
-            self._hear(_receive(connection), expected=name)
+            heard = _receive(connection)
+            self._hear(heard, expected=name)
+            if heard is not None and self.complaint is None:
+                self.lines.take_called(name, connection)
+                keep()
 
     def stay(self) -> None:
         """Gives the others the time to call and hear the complaint."""
         time.sleep(max(0.0, self._complained_at + _STAY_SECONDS - time.monotonic()))
 
     def _answer(self, connection):
-        with contextlib.suppress(OSError), connection:
-            connection.settimeout(_WORD_SECONDS)
+        with _closed_unless_kept(connection) as keep:
             heard = _receive(connection)
             if heard is not None:
                 self._hear(heard)
                 self._say(connection)
+                if self.complaint is None:
+                    self.lines.take_answered(heard[_NAME], connection)
+                    keep()
 
     def _say(self, connection):
         words = {_NAME: self._name, "workers": self._workers, "complaint": self.complaint}
@@ -119,6 +127,15 @@ class Meeting:
         if _is_number(host):
             return host == other_host
         return host.partition(".")[0] == other_host.partition(".")[0]
+
+
+@contextlib.contextmanager
+def _closed_unless_kept(connection: socket.socket) -> Iterator[Callable[[], object]]:
+    """A connection for a few words, which is closed in the end, and when it fails; or kept."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        stack.enter_context(connection)
+        connection.settimeout(_WORD_SECONDS)
+        yield stack.pop_all
 
 
 def _is_number(host):
