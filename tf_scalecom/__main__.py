@@ -1,12 +1,13 @@
 """The command line: `python -m tf_scalecom COMMAND`."""
 
 import argparse
-import io
+import contextlib
 import os
 import sys
-from pathlib import Path
+from typing import TextIO, cast
 
-from tf_scalecom.base.argument_types import seconds, whole_number
+from tf_scalecom.base.command_line import end, folder, seconds, whole_number
+from tf_scalecom.base.lasting_output import LastingOutput
 from tf_scalecom.doctor import command as doctor_command
 from tf_scalecom.forecast import command as plan_command
 from tf_scalecom.launch import launcher
@@ -32,7 +33,22 @@ def main(arguments: list[str] | None = None) -> int:
         doctor_command,
     )
     args = parser.parse_args(arguments)
-    return args.run_command(args)
+    stdout, output = sys.stdout, LastingOutput(sys.stdout, parser.prog)
+    with contextlib.redirect_stdout(cast(TextIO, output)):
+        try:
+            code = args.run_command(args)
+            output.flush()
+        except BrokenPipeError:
+            # The reader of our output has gone (`| head`): end as other programs do then.
+            output.lost, code = True, 141  # 128 + SIGPIPE
+        except KeyboardInterrupt:
+            print(f"{parser.prog}: interrupted", file=sys.stderr)
+            return 130  # 128 + SIGINT
+    if output.lost:
+        # Keeps the interpreter from complaining when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        return code or args.code_without_output
+    return code
 
 
 def _add_run(commands) -> None:
@@ -55,7 +71,7 @@ def _add_run(commands) -> None:
     )
     parser.add_argument(
         "--log-dir",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="where to put worker-0.log, ...; default: a new one",
     )
@@ -104,23 +120,23 @@ def _add_run(commands) -> None:
     # "-m" takes the rest of the line, as it does for Python itself.
     parser.add_argument("-m", nargs=argparse.REMAINDER, dest="module", help=argparse.SUPPRESS)
     parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run_command=lambda args: _run(parser, args))
+    parser.set_defaults(run_command=lambda args: _run(parser, args), code_without_output=0)
 
 
 def _add_command(commands, name, help_text, module) -> None:
-    """Adds a command that is a module's: its DESCRIPTION, `add_arguments` and `run_command`."""
+    """Adds a command that is a module's, which has all that is named below."""
     parser = commands.add_parser(name, help=help_text, description=module.DESCRIPTION)
     module.add_arguments(parser)
-    parser.set_defaults(run_command=lambda args: module.run_command(parser, args))
+    parser.set_defaults(
+        run_command=lambda args: module.run_command(parser, args),
+        code_without_output=module.CODE_WITHOUT_OUTPUT,
+    )
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     command = _python_command(parser, args)
-    # What workers print may be in no letters that this terminal knows.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = launcher.run(
+        return launcher.run(
             command,
             args.num_workers,
             log_dir=args.log_dir,
@@ -133,20 +149,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             stream=sys.stdout,
         )
     except ValueError as error:
-        parser.error(str(error))
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`): end as other programs do then.
-        code = 141  # 128 + SIGPIPE
-    try:
-        sys.stdout.flush()
-    except OSError:  # what is wrong with it has been said
-        _drop_output()
-    return code
-
-
-def _drop_output() -> None:
-    """Keeps the interpreter from complaining when it flushes what is left."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        end(parser, error)
 
 
 def _python_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
@@ -157,7 +160,7 @@ def _python_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     script = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not script:
         parser.error("expected a script to run, received none: name it after the options")
-    if not Path(script[0]).is_file():
+    if not os.path.isfile(script[0]):
         parser.error(
             f"expected a Python script, received {script[0]!r}, which is not a file here: "
             "check the path (options of the launcher go before it), or use -m for a module"
@@ -170,6 +173,11 @@ def _assignment(text: str) -> tuple[str, str]:
     if not key or not separator:
         raise argparse.ArgumentTypeError(
             f"expected KEY=VALUE, received {text!r}: write it like TF_CPP_MIN_LOG_LEVEL=2"
+        )
+    if key == "TF_CONFIG":
+        raise argparse.ArgumentTypeError(
+            "expected another variable than TF_CONFIG, of which each worker gets its own; received "
+            f"{text!r}: leave it out"
         )
     return key, value
 

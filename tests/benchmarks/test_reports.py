@@ -24,13 +24,13 @@ from tf_scalecom.simulate import SimulationConfig, run_files
 def finished(folder, config, rows, diverged=False, bytes_sent=1_000.0, **measured):
     """A folder as a run leaves it."""
     run_files.open_config(folder, LinearClasses(), config)
-    records, evaluations = run_files.open_tables(folder, last_step=0)
+    records, evaluations = run_files.open_tables(folder, config, last_step=0)
     steps = rows[-1]["step"]
     total = 4 * bytes_sent * steps
     records.append({"step": steps, "bytes_sent": bytes_sent, "bytes_total": total} | measured)
     for row in rows:
         evaluations.append(row)
-    run_files.write_result(folder, {"step": rows[-1]["step"], "diverged": diverged})
+    run_files.write_result(folder, {"step": steps, "bytes_total": total, "diverged": diverged})
 
 
 def test_a_deficit_is_of_the_seeds_that_both_have():

@@ -517,7 +517,7 @@ def test_a_reserved_port_is_closed_to_others_and_open_to_the_worker():
         ([], "required: COMMAND"),
         (["walk"], "invalid choice: 'walk'"),
         (["run", "script.py"], "required: -n"),
-        (["run", "-n", "0", "script.py"], "expected a whole number of workers, 1 or more"),
+        (["run", "-n", "0", "script.py"], "expected a whole number of workers from 1 to"),
         (["run", "-n", "two", "script.py"], "received 'two': try -n 2"),
         (["run", "-n", "2"], "expected a script to run, received none"),
         (["run", "-n", "2", "no.py"], "received 'no.py', which is not a file here"),

@@ -180,7 +180,7 @@ def test_a_run_that_diverges_says_so_and_ends(tmp_path, capsys, monkeypatch):
         ("--final-beta=late", "expected a number, received 'late'"),
         ("--seed=1.5", "--seed: expected an integer, received '1.5'"),
         ("--learners=1,2.0", "--learners: expected an integer, received '2.0'"),
-        ("--save-minutes=nan", "expected a number, 0 or more, received 'nan'"),
+        ("--save-minutes=nan", "expected a number from 0 to 1e+12, received 'nan'"),
         ("--batch=no_such_file", "received 'no_such_file'"),
         ("--out=/dev/null", "'/dev/null/clt_k-seed=0': Not a directory"),
         ("--seed=4294967296", "an integer from 0 to 2**32 - 1"),
@@ -239,7 +239,7 @@ def test_a_task_file_must_be_there_and_define_a_task(tmp_path, capsys, monkeypat
     for text, message in (
         ("", "build_task"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("def build_task(:", "SyntaxError: invalid syntax (some_task.py, line 1)"),
+        ("def build_task(:", "SyntaxError: invalid syntax (line 1 of "),
         ("class build_task(int): train_size = batch = loss = evaluate = 0", "without build_model."),
         (
             "from collections import namedtuple\n"
@@ -410,8 +410,8 @@ def test_a_full_disk_ends_a_run_that_goes_on_later(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def build_task(): return 1 / 0", r"ZeroDivisionError: .* \(line 1 of task.py\)"),
-        ("raise OSError('no data')", r"OSError: no data \(line 1 of task.py\)"),
+        ("def build_task(): return 1 / 0", r"ZeroDivisionError: .* \(line 1 of \S*task.py\)"),
+        ("raise OSError('no data')", r"OSError: no data \(line 1 of \S*task.py\)"),
         (TASK_OF_SIZE.format(0), "integer >= 1; received 0"),
         (TASK_OF_SIZE.format("'many'"), "integer >= 1; received 'many'"),
     ],

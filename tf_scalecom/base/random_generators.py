@@ -8,7 +8,7 @@ import hashlib
 import os
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -60,16 +60,16 @@ def left_alone() -> Iterator[None]:
             generator.restore(state)
 
 
-def launcher_seed() -> int | None:
+def launcher_seed(environment: Mapping[str, str] = os.environ) -> int | None:
     """The launcher's seed, None without one.
 
     Raises:
         ValueError: It is no seed.
     """
-    text = os.environ.get(SEED_VARIABLE)
+    text = environment.get(SEED_VARIABLE)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and int(text) < 2**32):
+    if not (text.isascii() and text.isdigit() and len(text) < 99 and int(text) < 2**32):
         raise ValueError(
             f"Expected a whole number from 0 to {2**32 - 1} in the environment variable "
             f"{SEED_VARIABLE}, received {text!r}: set one, the same for all workers, or unset it."

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from tf_scalecom.base.argument_types import seconds
+from tf_scalecom.base.command_line import seconds
 
 DESCRIPTION = (
     "Report what this machine has, check TF_CONFIG and, if it names a cluster, whether this worker "
@@ -12,6 +12,8 @@ DESCRIPTION = (
     "and before the training, whose ports it uses. Exit code: 0 if this worker can train, 1 if "
     "there is a problem, which is named."
 )
+# The output is all there is.
+CODE_WITHOUT_OUTPUT = 1
 _TIMEOUT_SECONDS = 30.0
 
 

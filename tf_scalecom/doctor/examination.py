@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from tf_scalecom.base.terminal import printable
 from tf_scalecom.doctor import horovod, machine
 from tf_scalecom.doctor.network import Doctors
 from tf_scalecom.workers import proxies
@@ -39,15 +40,18 @@ def examine(bandwidth: bool, timeout: float, script: Path | None = None) -> dict
 def _kernels(problems):
     try:
         return machine.kernels()
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         problems.append(str(error))
         return None
 
 
 def _problems_of_script(script):
+    if os.path.exists(script) and not os.path.isfile(script):
+        return [f"Expected a Python script; received {script}, which is no file. Correct the path."]
     try:
         return list(horovod.leftovers(script))
-    except (OSError, SyntaxError) as error:
+    # The parser's, of text that is no Python or nested beyond measure.
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [f"Expected a Python script; received {script}: {error}. Correct it, or the path."]
 
 
@@ -148,7 +152,7 @@ def as_text(report: dict, bandwidth: bool) -> str:
         lines.append(("bandwidth", f"not measured: {why}"))
     lines += [("PROBLEM", problem) for problem in report["problems"]]
     width = max(len(name) for name, _ in lines) + 2
-    return "\n".join(name.ljust(width) + value for name, value in lines)
+    return "\n".join(name.ljust(width) + printable(value) for name, value in lines)
 
 
 def _verdict(report):

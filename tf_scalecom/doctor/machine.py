@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_scalecom import ops
+from tf_scalecom.base.terminal import shortened
 from tf_scalecom.ops import built, native
 from tf_scalecom.version import __version__
 
@@ -45,10 +46,10 @@ def compilers() -> dict[str, str | None]:
     None for one that is not there. "c++" is that of CXX, else the one Python was built with;
     "nvcc" that of CUDA_HOME, else of the path.
     """
-    cxx = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "g++").split()[0]
+    words = os.environ.get("CXX", "").split() or (sysconfig.get_config_var("CXX") or "g++").split()
     toolkit = os.environ.get("CUDA_HOME")
     nvcc = (toolkit and shutil.which("nvcc", path=os.path.join(toolkit, "bin"))) or "nvcc"
-    return {"c++": _version_line(cxx, 0), "nvcc": _version_line(nvcc, -1)}
+    return {"c++": _version_line(words[0], 0), "nvcc": _version_line(nvcc, -1)}
 
 
 def _version_line(program, line):
@@ -57,9 +58,13 @@ def _version_line(program, line):
         return None
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_COMPILER_SECONDS
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_COMPILER_SECONDS,
         )
-        return f"{path}: {done.stdout.strip().splitlines()[line]}"
+        said = done.stdout.decode(errors="replace").strip().splitlines()[line]
+        return f"{path}: {shortened(said)}"
     except (OSError, subprocess.TimeoutExpired, IndexError) as error:
         return f"{path}: does not say its version ({error})"
 

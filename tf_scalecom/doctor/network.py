@@ -19,22 +19,23 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from tf_scalecom.base.terminal import shortened
 from tf_scalecom.workers import cluster as cluster_lib
 from tf_scalecom.workers.cluster import Cluster
 
 _POLL_SECONDS = 0.2
 _CALL_SECONDS = 5.0
-_SHORTEST_SECONDS = 0.001  # 0 would be no time-out, but no waiting
 _STREAM_SECONDS = 2.0
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
-_CALLS_AT_ONCE = 32
+_CALLS_AT_ONCE = 256
 _NAME = "tf_scalecom doctor"
 # A frame's head: three bytes of its length, which differs; its type, of settings; flags; stream 0.
 _HTTP2 = b"\0\0\0\x04\0\0\0\0\0"
 _HTTP2_BYTES = len(_HTTP2)
-# Facts that are names and values.
+# Facts that are names and values, and how many there may be: as many as workers.
 _TABLES = ("versions", "workers")
+_MOST_VALUES = 1024
 
 
 @dataclasses.dataclass
@@ -167,13 +168,10 @@ class Doctors:
         except OSError as error:
             self.stream_error = cluster_lib.in_words(error)
             return None
-        if not isinstance(counted, dict) or not all(
-            isinstance(counted.get(key), int | float) and 0 < counted[key] < math.inf
-            for key in ("bytes", "seconds")
-        ):
+        rate = _rate(counted)
+        if rate is None:
             self.stream_error = "no count of what came in"
-            return None
-        return counted["bytes"] / counted["seconds"]
+        return rate
 
     def _answer_in_thread(self, connection):
         threading.Thread(target=self._answer, args=[connection], daemon=True).start()
@@ -207,7 +205,10 @@ def _receive(connection) -> bytes:
     """
     line, end = b"", time.monotonic() + _CALL_SECONDS
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
-        connection.settimeout(max(_SHORTEST_SECONDS, end - time.monotonic()))
+        left = end - time.monotonic()
+        if left <= 0:  # to a socket 0 is no limit
+            raise TimeoutError
+        connection.settimeout(left)
         byte = connection.recv(1)  # no more: a stream may follow
         line += byte
         if not byte or (line[:1] == _HTTP2[:1] and len(line) == _HTTP2_BYTES):
@@ -221,9 +222,9 @@ def _is_of_training(line):
 
 
 def _parsed(line):
-    """JSON in letters that a terminal shows; None for anything else."""
+    """JSON, each of its strings a line that a terminal shows; None for anything else."""
     try:
-        return _printable(json.loads(line))
+        return _in_lines(json.loads(line))
     except (ValueError, RecursionError):
         return None
 
@@ -244,18 +245,30 @@ def _call_of(line) -> dict | None:
 
 
 def _is_table(value):
-    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+    return (
+        isinstance(value, dict)
+        and len(value) <= _MOST_VALUES
+        and all(isinstance(v, str) for v in value.values())
+    )
 
 
-def _printable(value):
-    """JSON's values with what could move a terminal's cursor written out."""
+def _in_lines(value):
     if isinstance(value, str):
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
+        return shortened(value)
     if isinstance(value, dict):
-        return {_printable(k): _printable(v) for k, v in value.items()}
+        return {_in_lines(k): _in_lines(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_printable(v) for v in value]
+        return [_in_lines(v) for v in value]
     return value
+
+
+def _rate(counted) -> float | None:
+    """Bytes per second, of what came in in what time; None if it does not say so."""
+    try:
+        rate = counted["bytes"] / counted["seconds"]
+    except (TypeError, LookupError, ArithmeticError):
+        return None
+    return rate if isinstance(rate, float) and 0 < rate < math.inf else None
 
 
 def _count(connection):

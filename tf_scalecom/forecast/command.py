@@ -1,13 +1,15 @@
 """`python -m tf_scalecom plan`: options, and the answer as text, JSON or a picture."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import pathlib
+import sys
 
-from tf_scalecom.base.argument_types import number, positive_number, whole_number
+from tf_scalecom.base.command_line import end, number, positive_number, whole_number
 from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.base.text_table import text_table
 from tf_scalecom.forecast import plots
@@ -21,6 +23,8 @@ DESCRIPTION = (
     "from the bytes that must move and the speeds given or measured here. docs/plan.md has the "
     "equations and what they leave out."
 )
+# The output is all there is.
+CODE_WITHOUT_OUTPUT = 1
 _VALUE_DTYPES = ("float32", "bfloat16")
 _OWNERS_DTYPE = "bfloat16"  # with which it was measured
 _PLOT_SUFFIXES = (".png", ".pdf", ".svg")
@@ -140,24 +144,28 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
     """Predicts what the arguments ask for; returns the exit code."""
     inside_gbits = args.inside_gbits or math.inf
     if args.replicas_per_worker > 1 and not args.gbits <= inside_gbits < math.inf:
-        parser.error(
+        end(
+            parser,
             "expected --inside-gbits, not less than --gbits, for several replicas per worker; "
-            f"received {args.inside_gbits}: give the bandwidth between them"
+            f"received {args.inside_gbits}: give the bandwidth between them",
         )
     if args.plot and pyplot() is None:
-        parser.error("expected matplotlib for --plot; received none: pip install matplotlib")
+        end(parser, "expected matplotlib for --plot; received none: pip install matplotlib")
     if args.plot:
         _check_plot(parser, args.plot)
     from tf_scalecom.forecast import accuracy, load, measure  # these import TensorFlow
 
     try:
-        model = load.load_model(args.model)
+        with contextlib.redirect_stdout(sys.stderr):  # of what the model's own code prints
+            model = load.load_model(args.model)
+            compute_seconds = (
+                measure.step_seconds(model, args.batch) if args.batch else args.compute_ms / 1e3
+            )
         layouts = load.layouts_of(model, args.ratios, _VALUE_DTYPES)
-        compute_seconds = (
-            measure.step_seconds(model, args.batch) if args.batch else args.compute_ms / 1e3
-        )
+        owners = load.owners_of(model, args.ratios, _OWNERS_DTYPE)
+        low_rank = load.low_rank_of(model, args.ranks)
     except ValueError as error:
-        parser.error(str(error))
+        end(parser, error)
     memory = args.memory_gbytes * 1e9 if args.memory_gbytes else measure.memory_bytes_per_second()
     hardware = Hardware(
         workers=args.num_workers,
@@ -173,8 +181,8 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         hardware,
         compute_seconds,
         args.bytes_per_pack,
-        load.owners_of(model, args.ratios, _OWNERS_DTYPE),
-        load.low_rank_of(model, args.ranks),
+        owners,
+        low_rank,
     )
     said = [*advice(scenario), accuracy.sentence(accuracy.nearest(model))]
     print(_json(scenario, said, args) if args.json else _text(scenario, said, args))
@@ -182,21 +190,25 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         try:
             plots.draw(scenario, args.plot)
         except OSError as error:
-            parser.error(
-                f"expected to write {args.plot}; received {error.strerror or error}: choose another"
-            )
+            why = error.strerror or error
+            end(parser, f"expected to write {args.plot}; received {why}: choose another")
     return 0
 
 
 def _check_plot(parser, path):
     """Refuses what cannot be written before anything is computed."""
     if path.suffix not in _PLOT_SUFFIXES:
-        parser.error(f"expected --plot to end in {', '.join(_PLOT_SUFFIXES)}; received {path}")
-    if not path.resolve().parent.is_dir():
-        parser.error(f"expected --plot in a folder that is there; received {path}: make the folder")
-    if path.is_dir() or not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-        parser.error(
-            f"expected --plot to be a file that can be written; received {path}: choose another"
+        end(parser, f"expected --plot to end in {', '.join(_PLOT_SUFFIXES)}; received {path}")
+    # These functions take a path of any kind: of a loop of links, or longer than there may be.
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        end(parser, f"expected --plot in a folder that is there; received {path}: make the folder")
+    is_there = os.path.exists(path)
+    is_other = is_there and not os.path.isfile(path)
+    if is_other or not os.access(path if is_there else folder, os.W_OK):
+        end(
+            parser,
+            f"expected --plot to be a file that can be written; received {path}: choose another",
         )
 
 

@@ -1,8 +1,9 @@
 """The model to plan for, and how its gradients would travel."""
 
 import importlib
-import pathlib
+import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 
 import keras
@@ -14,7 +15,7 @@ from tf_scalecom.reduction.power_sgd import PowerSGD
 from tf_scalecom.wire.layout import Layout
 from tf_scalecom.wire.low_rank import LowRankPlan
 
-_EXPECTED = "plan: expected a .keras file or an import path module:function"
+_EXPECTED = "expected a .keras file or an import path module:function"
 
 
 def load_model(where: str) -> keras.Model:
@@ -31,36 +32,36 @@ def load_model(where: str) -> keras.Model:
         raise ValueError(f"{_EXPECTED}; received {where!r}. Write it like train:build_model.")
     if not isinstance(model, keras.Model):
         raise ValueError(
-            f"plan: expected {where} to return a keras.Model; received {type(model).__name__}. "
+            f"expected {where} to return a keras.Model; received {type(model).__name__}. "
             "Name a function without arguments that returns the model."
         )
     if not model.trainable_variables:
         raise ValueError(
-            f"plan: expected a model with trainable variables; received {model.name!r} of {where}, "
+            f"expected a model with trainable variables; received {model.name!r} of {where}, "
             "which has none. Give it an Input, or call it once, so that it is built."
         )
     return model
 
 
 def _from_file(where):
-    if not pathlib.Path(where).is_file():
+    if not os.path.isfile(where):
         raise ValueError(f"{_EXPECTED}; received {where!r}, which is no file here. Check the path.")
     if not zipfile.is_zipfile(where):
         raise ValueError(
-            f"plan: expected {where} to be a model saved by Keras; received a file of another "
+            f"expected {where} to be a model saved by Keras; received a file of another "
             "kind. Save it by model.save()."
         )
     try:
         return keras.saving.load_model(where)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
-            f"plan: expected {where} to be a model saved by Keras; received a damaged file "
-            f"({error}). Save it again."
+            f"expected {where} to be a model saved by Keras; received a damaged file "
+            f"({told(error)}). Save it again."
         ) from error
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # whatever Keras, or a layer, makes of what stands in it
         raise ValueError(
-            f"plan: expected {where} to load by itself; received {error}. If the model has layers "
-            "of your own, name the function that builds it: module:function."
+            f"expected {where} to load by itself; received {told(error)}. If it is undamaged and "
+            "the model has layers of your own, name the function that builds it: module:function."
         ) from error
 
 
@@ -68,7 +69,7 @@ def _from_function(where):
     module_name, _, function_name = where.partition(":")
     try:
         return getattr(importlib.import_module(module_name), function_name)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"{_EXPECTED}; received {where!r}, which fails: {told(error)}. The module is looked "
             "for from the current folder, and the function is called without arguments."

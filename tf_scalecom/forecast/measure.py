@@ -31,11 +31,17 @@ def step_seconds(model: keras.Model, batch: int) -> float:
     """
     try:
         return _step_seconds(model, batch)
-    except (tf.errors.OpError, OverflowError, MemoryError) as error:
+    except _Unmeasurable:
+        raise
+    except Exception as error:  # of the model's own layers, or for want of memory
         raise ValueError(
-            f"plan: expected a batch of which a step can be made here; received {batch:,} samples: "
+            f"expected a batch of which a step can be made here; received {batch:,} samples: "
             f"{told(error)}. Give a smaller one, or --compute-ms."
         ) from error
+
+
+class _Unmeasurable(ValueError):
+    """The model does not say what to feed."""
 
 
 def _step_seconds(model, batch):
@@ -44,7 +50,7 @@ def _step_seconds(model, batch):
     variables = model.trainable_variables
     optimizer.build(variables)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step():
         with tf.GradientTape() as tape:
             outputs = tf.nest.flatten(model(inputs, training=True))
@@ -86,8 +92,8 @@ def _inputs(model):
     try:
         return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     except (AttributeError, ValueError):
-        raise ValueError(
-            "plan: expected a functional or sequential model, to measure its step; received "
+        raise _Unmeasurable(
+            "expected a functional or sequential model, to measure its step; received "
             f"{type(model).__name__}, which does not say what it takes. Measure it yourself, and "
             "give --compute-ms."
         ) from None
@@ -96,8 +102,8 @@ def _inputs(model):
 def _sample(symbol, batch):
     shape, dtype = (batch, *symbol.shape[1:]), tf.as_dtype(symbol.dtype)
     if None in shape or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-        raise ValueError(
-            "plan: expected inputs of numbers, of sizes known but for the batch, to measure a "
+        raise _Unmeasurable(
+            "expected inputs of numbers, of sizes known but for the batch, to measure a "
             f"step; received {symbol.name} of shape {symbol.shape} and dtype {dtype.name}. Measure "
             "it yourself, and give --compute-ms."
         )

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 
 from tf_scalecom.base.pictures import pyplot
+from tf_scalecom.base.whole_files import written_whole
 from tf_scalecom.forecast.ways import Scenario, forecasts
 
 _GBITS = tuple(400 ** (i / 40) for i in range(41))
@@ -47,7 +48,8 @@ def draw(scenario: Scenario, path: pathlib.Path) -> bool:
         axis.grid(alpha=0.3)
     figure.legend(handles=lines, loc="lower center", ncols=5, fontsize=8, frameon=False)
     figure.tight_layout(rect=(0, 0.1, 1, 1))
-    figure.savefig(path, dpi=80)
+    with written_whole(path) as aside:
+        figure.savefig(aside, dpi=80)
     plt.close(figure)
     return True
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
-from tf_scalecom.base.random_generators import SEED_VARIABLE
+from tf_scalecom.base.random_generators import SEED_VARIABLE, launcher_seed
 from tf_scalecom.launch.end_order import EndOrder
 from tf_scalecom.launch.local_cluster import LocalCluster, LocalWorker, says_port_taken
 from tf_scalecom.launch.tensorflow_log import (
@@ -34,7 +34,7 @@ _LOG_READ_BYTES = 1 << 20
 # What a worker says that fails because of another (workers/watchdog.py, failure_cause.py).
 _BLAMES = re.compile(r"tf_scalecom: \S+ \d+ has (failed because of|waited \d+ s in a collective)")
 # Open files of a worker here, its port and its log; and of everything else.
-_FILES_OF_A_WORKER, _OTHER_FILES = 2, 64
+_FILES_OF_A_WORKER, _OTHER_FILES = 2, 16
 
 # Longer than workers need to notice that one of them is gone, and to say so (watchdog.py).
 GRACE_SECONDS = 20.0
@@ -85,13 +85,14 @@ def run(
         signal if the launcher itself got one.
 
     Raises:
-        ValueError: there can be no such log folder, or not so many workers.
+        ValueError: there can be no such log folder, not so many workers, or the seed is none.
     """
     least = _least(num_workers, min_workers, max_restarts)
     _allow_open_files(num_workers)
     logs = _made(log_dir)
-    seed = os.environ.get(SEED_VARIABLE, str(secrets.randbits(31)))
-    env = {SEED_VARIABLE: seed, **(env or {})}
+    env = {**(env or {})}
+    if launcher_seed({**os.environ, **env}) is None:
+        env[SEED_VARIABLE] = str(secrets.randbits(31))
     level = {**os.environ, **env}.get(LEVEL_VARIABLE)
     if level is None and not tensorflow_log:
         env[LEVEL_VARIABLE] = WITHOUT_REMARKS
@@ -149,6 +150,8 @@ def _run_once(
             display.note(f"workers at {', '.join(cluster.addresses)}; logs in {log_dir}")
             watch = _Watch(cluster, display, received, grace_seconds)
             watch.until_all_ended()
+        if _is_full(log_dir):
+            display.note(f"the disk of {log_dir} is full: logs may lack their ends")
         failed = watch.first_failed
         if received or failed is None:
             return failed
@@ -166,12 +169,19 @@ def _allow_open_files(num_workers):
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
-        most = max(0, (hard - _OTHER_FILES) // _FILES_OF_A_WORKER)
+        most = (hard - _OTHER_FILES) // _FILES_OF_A_WORKER
+        many = f"at most {most:,} workers" if most > 0 else "no workers at all"
         raise ValueError(
-            f"expected at most {most:,} workers, for which {hard:,} open files are enough; "
+            f"expected {many}, for which {hard:,} open files are enough; "
             f"received {num_workers:,}. Start fewer, or raise that limit (ulimit -Hn)."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _is_full(folder):
+    with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+        return shutil.disk_usage(folder).free == 0
+    return False
 
 
 def _made(log_dir):
@@ -222,9 +232,7 @@ class _Watch:
     def until_all_ended(self) -> None:
         """Return once no worker runs and all output has been shown."""
         with contextlib.ExitStack() as stack:
-            logs = [stack.enter_context(w.log_path.open("rb")) for w in self._cluster.workers]
-            for log, worker in zip(logs, self._cluster.workers, strict=True):
-                log.seek(worker.log_start)
+            logs = [stack.enter_context(w.open_log()) for w in self._cluster.workers]
             # Exit codes are read before the logs, so what a worker wrote last is shown, too.
             while None in self._check() and time.monotonic() < self._give_up_at:
                 self._show_new_output(logs)
@@ -291,22 +299,25 @@ class _Watch:
 
 
 def _blames_another(failed: LocalWorker) -> bool:
-    return _BLAMES.search(failed.output().decode(errors="replace")) is not None
+    return _BLAMES.search(_last_words(failed)) is not None
 
 
 def _port_was_taken(failed: LocalWorker) -> bool:
-    return says_port_taken(failed.output().decode(errors="replace"))
+    return says_port_taken(_last_words(failed))
+
+
+def _last_words(failed: LocalWorker) -> str:
+    return failed.output(_LOG_READ_BYTES).decode(errors="replace")
 
 
 def _failure_report(failed: LocalWorker, cluster: LocalCluster, display: OutputDisplay) -> str:
     """Who failed and how; with the end of its output, where that has not been shown."""
     report = [f"worker {failed.index} failed: {failed.describe_end()}; its log: {failed.log_path}"]
     if display.quiet:
-        lines = last_lines(failed.output(), _LINES_SHOWN_ON_FAILURE, display.leave_out)
+        end = failed.output(_LOG_READ_BYTES)
+        lines = last_lines(end, _LINES_SHOWN_ON_FAILURE, display.leave_out)
         if lines:
             report += ["its last lines:", *("    " + line for line in lines)]
-    if shutil.disk_usage(failed.log_path.parent).free == 0:
-        report.append(f"the disk of {failed.log_path.parent} is full: its log may lack its end")
     for worker in cluster.workers:
         if worker is not failed:
             report.append(f"worker {worker.index} afterwards: {worker.describe_end()}")

@@ -4,6 +4,8 @@ The launcher and the tests' worker clusters are both built on this. Nothing here
 """
 
 import contextlib
+import errno
+import io
 import json
 import os
 import re
@@ -14,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from tf_scalecom.launch import die_with_parent, end_orphans
 
@@ -84,10 +87,20 @@ class LocalWorker:
         if self.poll() is None:
             os.killpg(self.pid, signum)
 
-    def output(self) -> bytes:
-        """Everything this worker has written so far."""
-        with self.log_path.open("rb") as log:
-            log.seek(self.log_start)
+    def open_log(self) -> BinaryIO:
+        """The log, where this worker's part begins; an empty one if somebody has removed it."""
+        try:
+            log = self.log_path.open("rb")
+        except FileNotFoundError:
+            return io.BytesIO()
+        log.seek(self.log_start)
+        return log
+
+    def output(self, most: int | None = None) -> bytes:
+        """What this worker has written so far, or that many bytes at its end."""
+        with self.open_log() as log:
+            if most is not None:
+                log.seek(max(self.log_start, log.seek(0, os.SEEK_END) - most))
             return log.read()
 
     def describe_end(self) -> str:
@@ -160,6 +173,8 @@ class LocalCluster:
     ) -> LocalWorker:
         # -I -S: the guard needs neither the user's environment nor site-packages.
         guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        if log_path.exists() and not log_path.is_file():  # a device may have no end, or no reader
+            raise FileExistsError(errno.EEXIST, f"{log_path} is no ordinary file")
         with log_path.open("ab") as log:
             process = subprocess.Popen(
                 [*guard, *command],

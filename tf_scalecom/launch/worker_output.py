@@ -1,16 +1,21 @@
 """The output of several workers on one terminal: whole prefixed lines and one live progress bar."""
 
 import codecs
-import contextlib
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
-_TOKENS = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z])|(\r)|(\x08+)|(\n)|([^\x1b\r\x08\n]+|\x1b)")
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+from tf_scalecom.base.terminal import ESCAPE
+
+_TOKENS = re.compile(rf"({ESCAPE.pattern})|(\r)|(\x08+)|(\n)|([^\x1b\r\x08\n]+|\x1b)")
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+# The beginning of an escape sequence that the end of the data cuts; a longer one is none.
+_CUT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]{0,4096}\x1b?|[ -/]*)$")
+# What is left of control characters then, but for the tab.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LONGEST_LINE = 1 << 20
 _CLEAR_LINE = "\r\x1b[K"
 _RESET_COLOURS = "\x1b[0m"
 
@@ -37,7 +42,7 @@ class LineAssembler:
     def feed(self, data: bytes) -> list[str]:
         """Take in more output; returns the lines that it finished, without their newlines."""
         text = self._undecided + self._decoder.decode(data)
-        cut = re.search(r"\x1b(\[[0-9;?]*)?$", text)
+        cut = _CUT.search(text)
         self._undecided = text[cut.start() :] if cut else ""
         finished = []
         for token in _TOKENS.finditer(text[: cut.start()] if cut else text):
@@ -49,10 +54,13 @@ class LineAssembler:
                 self._go_back = len(self._line)
             elif backspaces:
                 self._go_back += len(backspaces)
-            elif escape and not escape.endswith("m"):
-                pass  # cursor movements would leave the worker's own line; only colours are kept
-            else:
-                self._write(token.group())
+            elif escape is None:
+                self._write(_CONTROLS.sub("", token.group()))
+            elif _COLOUR.fullmatch(escape):
+                self._write(escape)  # others would leave the worker's own line
+            if len(self._line) > _LONGEST_LINE:
+                finished.append(self._line)
+                self._line, self._go_back = "", 0
         return finished
 
     def _write(self, text: str) -> None:
@@ -74,7 +82,7 @@ def last_lines(
     if assembler.unfinished:
         lines.append(assembler.unfinished)
     lines = [line for line in lines if not leave_out(line)]
-    return [_ESCAPES.sub("", line) for line in lines[-count:]]
+    return [ESCAPE.sub("", line) for line in lines[-count:]]
 
 
 class OutputDisplay:
@@ -82,8 +90,7 @@ class OutputDisplay:
 
     On a terminal the live line is redrawn in place below everything else. Elsewhere (a file, a
     pipe) only whole lines are written, and the changing state of an unfinished line every
-    `repeat_seconds`, so that a long epoch does not look like a hang. Where nothing can be written
-    any more, as on a full disk, that is said once on stderr; a reader that has gone is an error.
+    `repeat_seconds`, so that a long epoch does not look like a hang.
 
     Args:
         stream: where to print.
@@ -104,7 +111,7 @@ class OutputDisplay:
     ):
         self.quiet = quiet
         self.leave_out = leave_out
-        self._stream: TextIO | None = stream
+        self._stream = stream
         self._terminal = stream.isatty()
         self._assemblers = [LineAssembler() for _ in range(num_workers)]
         width = len(str(num_workers - 1))
@@ -134,30 +141,30 @@ class OutputDisplay:
         ):
             self._write_line(self._prefixes[0] + unfinished)
             self._repeated = unfinished
-        self._flush()
+        self._stream.flush()
 
     def note(self, text: str) -> None:
         """Print a message of the launcher itself."""
         for line in text.split("\n"):
             self._write_line("[run] " + line)
-        self._flush()
+        self._stream.flush()
 
     def finish(self) -> None:
         """Print every line that was left unfinished, once all workers have ended."""
         for index, assembler in enumerate(self._assemblers):
             if assembler.unfinished:
                 self.show(index, b"\n")
-        self._flush()
+        self._stream.flush()
 
     def _write_line(self, line: str) -> None:
         if self._live:
-            self._write(_CLEAR_LINE)
+            self._stream.write(_CLEAR_LINE)
             self._live = ""
         if not self._terminal:
-            line = _ESCAPES.sub("", line)
+            line = ESCAPE.sub("", line)
         elif "\x1b" in line:
             line += _RESET_COLOURS
-        self._write(line + "\n")
+        self._stream.write(line + "\n")
         self._last_write = time.monotonic()
 
     def _draw_live(self, line: str) -> None:
@@ -166,30 +173,8 @@ class OutputDisplay:
         shown = line + _RESET_COLOURS
         # A line that wraps cannot be redrawn by a carriage return.
         columns = shutil.get_terminal_size().columns
-        plain = _ESCAPES.sub("", line)
+        plain = ESCAPE.sub("", line)
         if len(plain) >= columns:
             shown = plain[: columns - 1]
-        self._write(_CLEAR_LINE + shown)
+        self._stream.write(_CLEAR_LINE + shown)
         self._live = line
-
-    def _write(self, text: str) -> None:
-        self._try(lambda stream: stream.write(text))
-
-    def _flush(self) -> None:
-        self._try(lambda stream: stream.flush())
-
-    def _try(self, action: Callable[[TextIO], object]) -> None:
-        if self._stream is None:
-            return
-        try:
-            action(self._stream)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            self._stream = None
-            with contextlib.suppress(OSError):  # it may go to the same full disk
-                print(
-                    f"[run] no more output: {error.strerror}; the workers go on, and so do their "
-                    "logs where there is room",
-                    file=sys.stderr,
-                )

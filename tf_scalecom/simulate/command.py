@@ -3,11 +3,11 @@
 import argparse
 import dataclasses
 import itertools
+import os
 import pathlib
 import shlex
-import typing
 
-from tf_scalecom.base.argument_types import number
+from tf_scalecom.base.command_line import end, folder, number
 from tf_scalecom.simulate.config import METHODS, SimulationConfig, value_types
 
 DESCRIPTION = (
@@ -16,6 +16,7 @@ DESCRIPTION = (
     "run. Runs of the same seed share initial weights and data. A run that was ended goes on where "
     "its last saved state is; one that is done is not repeated."
 )
+CODE_WITHOUT_OUTPUT = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", type=pathlib.Path, help="a Python file that defines build_task()")
     parser.add_argument(
         "--out",
-        type=pathlib.Path,
+        type=folder,
         default=pathlib.Path("runs/simulate"),
         metavar="DIR",
         help="one folder per run is put here, named after its options; default: %(default)s",
@@ -49,31 +50,26 @@ def run_command(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
     import tensorflow as tf
 
     from tf_scalecom.simulate import plots, run_files, runs
-    from tf_scalecom.simulate.task import load_task
+    from tf_scalecom.simulate.task import TaskError, load_task
 
     tf.get_logger().setLevel("ERROR")  # it tells of every loop it makes of a vectorised operation
     try:
         configs = _configs(args)
         task = load_task(args.task)
     except ValueError as error:
-        _end(parser, error)
+        end(parser, error)
     try:
         folders = runs.run_all(task, configs, args.out, 60 * args.save_minutes)
         picture = args.out / plots.PICTURE
         with run_files.writing(args.out):
             is_drawn = plots.draw(folders, picture)
-    except run_files.UnusableFolder as error:
-        _end(parser, error)
+    except (run_files.UnusableFolder, TaskError) as error:
+        end(parser, error)
     if is_drawn:
         print(f"{picture}: the curves of these runs")
     else:
         print("No plots, as matplotlib is not installed: pip install matplotlib, and run again.")
     return 0
-
-
-def _end(parser: argparse.ArgumentParser, error: ValueError) -> typing.NoReturn:
-    """Ends as `parser.error` does, without the usage, which has a page here."""
-    parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
 def _configs(args) -> list[SimulationConfig]:
@@ -86,8 +82,10 @@ def _configs(args) -> list[SimulationConfig]:
 def _batch_configs(path, given):
     """The runs of a file's lines, each with the options given for all."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError("no ordinary file")
         lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"Expected --batch to name a text file; received {str(path)!r}: {error}. Correct it."
         ) from error

@@ -118,7 +118,7 @@ class SimulationConfig:
         for name in ("steps", "record_every", "evaluate_every") if self.local_steps > 1 else ():
             is_whole = getattr(self, name) % self.local_steps == 0
             self._check(name, is_whole, f"a multiple of local_steps, {self.local_steps}")
-        self._check("delay", self.delay >= 0, "an integer >= 0")
+        self._check("delay", 0 <= self.delay < self.steps, "an integer from 0, below steps")
         self._check("seed", 0 <= self.seed < 2**32, "an integer from 0 to 2**32 - 1")
         self._check("learning_rate", 0 < self.learning_rate < math.inf, "a number > 0")
         self._check("lr_warmup", 0 <= self.lr_warmup < 1, "a share in [0, 1)")
@@ -130,7 +130,7 @@ class SimulationConfig:
             self._check(name, getattr(self, name) > 0, "a number > 0")
             self._check(name, len(limits) == 1, f"one of {', '.join(CLIPPING)} at most")
         check_warmup_steps(self.warmup_steps)
-        self.compression()
+        self.build_method()
         if self.final_beta is not None:
             self._check("final_beta", 0 < self.final_beta <= 1, "a number in (0, 1]")
         is_before = self.momentum_placement == "before"

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.simulate.task import Task
+from tf_scalecom.simulate.task import Task, calling, expect
 
 # Learners computed at once: enough to fill the machine, few enough for their activations to fit.
 GROUP = 16
@@ -62,13 +62,18 @@ class LearnerGradients:
         losses, gradients = [], []
         for start in range(0, self._learners, self._group):
             members = batches[start : start + self._group]
-            stacked = tf.nest.map_structure(lambda *parts: tf.constant(np.stack(parts)), *members)
-            group_losses, group_gradients = self._compute(stacked)
-            losses.append(group_losses.numpy())
+            with calling("batch"):
+                stacked = tf.nest.map_structure(
+                    lambda *parts: tf.constant(np.stack(parts)), *members
+                )
+            with calling("loss"):
+                group_losses, group_gradients = self._compute(stacked)
+                losses.append(group_losses.numpy())
             gradients += group_gradients
         if self._summed:
             gradients = [[tf.add_n(parts) for parts in zip(*gradients, strict=True)]]
-        return float(np.sum(np.concatenate(losses))), gradients
+        with np.errstate(invalid="ignore"):  # of infinities: the caller sees what comes of them
+            return float(np.sum(np.concatenate(losses))), gradients
 
     def _of_each(self, stacked):
         differentiated = functools.partial(self._differentiated, self._loss)
@@ -100,7 +105,11 @@ class LearnerGradients:
         return losses, [tf.convert_to_tensor(g) for g in gradients]  # IndexedSlices become dense
 
     def _loss(self, batch):
-        return self._task.loss(self._model, batch) / self._learners
+        loss = tf.convert_to_tensor(self._task.loss(self._model, batch))
+        is_number = loss.shape.rank == 0 and loss.dtype.is_floating
+        what = "loss() of the task to return a number"
+        expect(is_number, what, f"{loss.dtype.name} of shape {loss.shape}")
+        return loss / self._learners
 
 
 def _has_recurrence(model):

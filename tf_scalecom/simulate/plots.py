@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tf_scalecom.base.pictures import pyplot
+from tf_scalecom.base.whole_files import written_whole
 from tf_scalecom.simulate import run_files
 
 PICTURE = "curves.png"
@@ -32,11 +33,10 @@ def draw(folders: Sequence[pathlib.Path], path: pathlib.Path) -> bool:
     if plt is None:
         return False
     panels = [(run_files.RECORDS, name, title) for name, title in _RECORDS]
-    evaluated = [f for f in folders if (f / run_files.EVALUATIONS).exists()]
-    if evaluated:
-        first = run_files.read_table(evaluated[0] / run_files.EVALUATIONS)[0]
-        names = [name for name in first if name not in run_files.EVALUATED_AT]
-        panels = [(run_files.EVALUATIONS, name, f"evaluation: {name}") for name in names] + panels
+    tables = [f / run_files.EVALUATIONS for f in folders if (f / run_files.EVALUATIONS).exists()]
+    first = next((row for table in tables for row in run_files.read_table(table)), {})
+    names = [name for name in first if name not in run_files.EVALUATED_AT]
+    panels = [(run_files.EVALUATIONS, name, f"evaluation: {name}") for name in names] + panels
     rows = -(-len(panels) // 2)
     figure, axes = plt.subplots(rows, 2, figsize=(12, 3.2 * rows), squeeze=False)
     for axis, (table, name, title) in zip(axes.flat, panels, strict=False):
@@ -50,6 +50,7 @@ def draw(folders: Sequence[pathlib.Path], path: pathlib.Path) -> bool:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", fontsize=7, bbox_to_anchor=(0.5, 1.0))
     figure.tight_layout()
-    figure.savefig(path, dpi=90, bbox_inches="tight")
+    with written_whole(path) as aside:
+        figure.savefig(aside, dpi=90, bbox_inches="tight")
     plt.close(figure)
     return True

@@ -1,16 +1,21 @@
-"""The files of a run: its options, its records, the state to go on from, its result."""
+"""The files of a run: its options, its records, the state to go on from, its result.
+
+Whatever stands in them, reading has one error: what is not as it was written is damaged.
+"""
 
 import contextlib
 import csv
 import dataclasses
 import io
 import json
+import math
+import os
 import pathlib
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tf_scalecom.base.terminal import shortened
 from tf_scalecom.base.whole_files import write_whole
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.simulation import MEASURES, Simulation
@@ -46,15 +51,21 @@ def writing(folder: pathlib.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _reading(path: pathlib.Path) -> Iterator[None]:
     try:
+        if not path.is_file():
+            raise ValueError("no ordinary file")
         yield
-    # Of text, JSON, a table's cells, an archive and the arrays in it.
-    except (ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        words = str(error).partition("\n")[0]
+    except Exception as error:  # of text, JSON, a table's cells, an archive or the arrays in it
         raise UnusableFolder(
             f"Expected {path} to be as `simulate` wrote it; received a damaged file "
-            f"({type(error).__name__}: {words}). Put it back, or remove its folder to make the run "
-            "again."
+            f"({shortened(f'{type(error).__name__}: {error}')}). Put it back, or remove its folder "
+            "to make the run again."
         ) from error
+
+
+def _expect(is_so: bool, what: str) -> None:
+    """Of a file that is read."""
+    if not is_so:
+        raise ValueError(f"expected {what}")
 
 
 def open_config(folder: pathlib.Path, task: Task, config: SimulationConfig) -> None:
@@ -70,16 +81,20 @@ def open_config(folder: pathlib.Path, task: Task, config: SimulationConfig) -> N
 
 def _open_config(folder, wanted):
     path = folder / CONFIG
-    if not path.exists():
+    if not os.path.lexists(path):
         _write(path, json.dumps(wanted, indent=1))
         return
     with _reading(path):
-        found = dict(json.loads(path.read_text()))
+        found = json.loads(path.read_text())
+        _expect(isinstance(found, dict), "names and values")
     differing = {k: (found.get(k), v) for k, v in wanted.items() if found.get(k) != v}
     if differing:
         raise UnusableFolder(
             f"Expected {folder} to hold a run of the same task with the same options; received "
-            + ", ".join(f"{k}: {old!r} there, {new!r} now" for k, (old, new) in differing.items())
+            + ", ".join(
+                f"{k}: {shortened(repr(old))} there, {new!r} now"
+                for k, (old, new) in differing.items()
+            )
             + ". Choose another folder (--out), or remove this one."
         )
 
@@ -95,13 +110,29 @@ def save_state(folder: pathlib.Path, simulation: Simulation) -> None:
 def restore_state(folder: pathlib.Path, simulation: Simulation) -> None:
     """Puts a simulation back where its folder's state is; nothing to do without one."""
     path = folder / STATE
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     with _reading(path), path.open("rb") as file, np.load(file) as arrays:
         for name, variable in simulation.variables().items():
-            variable.assign(arrays[name])
-        simulation.step = int(arrays["step"])
-        simulation.bytes_total = float(arrays["bytes_total"])
+            value, expected = arrays[name], variable.numpy()
+            _expect(
+                value.shape == expected.shape and value.dtype == expected.dtype,
+                f"{name} of shape {expected.shape} and dtype {expected.dtype}, received one of "
+                f"{value.shape} and {value.dtype}",
+            )
+            variable.assign(value)
+        weights = simulation.model.trainable_variables
+        _expect(all(np.isfinite(w.numpy()).all() for w in weights), "finite weights")
+        step, bytes_total = arrays["step"], arrays["bytes_total"]
+        _expect(
+            step.dtype == np.int64 and 0 <= step <= simulation.config.steps,
+            f"a step from 0 to {simulation.config.steps}, received {step}",
+        )
+        _expect(
+            bytes_total.dtype == np.float64 and 0 <= bytes_total < math.inf,
+            f"a number as bytes_total, received {bytes_total}",
+        )
+        simulation.step, simulation.bytes_total = int(step), float(bytes_total)
 
 
 class Table:
@@ -127,10 +158,17 @@ class Table:
             path.unlink(missing_ok=True)
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Writes a row; columns it does not have stay empty."""
+        """Writes a row; columns it does not have stay empty.
+
+        Raises:
+            ValueError: it has other columns.
+        """
+        self._columns = self._columns or list(row)
         text = self._text([row], with_header=not self._path.exists())
         with self._path.open("a", newline="") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # a state that is saved later has what goes before it
 
     def _text(self, rows, with_header):
         text = io.StringIO(newline="")
@@ -141,22 +179,37 @@ class Table:
         return text.getvalue()
 
 
-def open_tables(folder: pathlib.Path, last_step: int) -> tuple[Table, Table]:
+def open_tables(
+    folder: pathlib.Path, config: SimulationConfig, last_step: int
+) -> tuple[Table, Table]:
     """The records and the evaluations of a run that goes on after a step.
 
     What is beyond it is dropped, and comes anew.
     """
-    records, evaluations = (_rows(folder / name, last_step) for name in (RECORDS, EVALUATIONS))
+    records = _rows(folder / RECORDS, config.record_every, config, last_step)
+    evaluations = _rows(folder / EVALUATIONS, config.evaluate_every, config, last_step)
     return (
         Table(folder / RECORDS, ("step", *MEASURES), records),
-        Table(folder / EVALUATIONS, None, evaluations),
+        Table(folder / EVALUATIONS, list(evaluations[0]) if evaluations else None, evaluations),
     )
 
 
-def _rows(path, last_step):
-    rows = read_table(path) if path.exists() else []
+def _rows(path, every, config, last_step):
+    """The rows of a table up to a step: one every so many steps, and one at the run's end."""
+    rows = read_table(path) if os.path.lexists(path) else []
+    wanted = list(range(every, last_step + 1, every))
+    if last_step == config.steps and last_step % every:
+        wanted.append(last_step)
+    if not rows and not wanted:
+        return []
     with _reading(path):
-        return [row for row in rows if int(row["step"]) <= last_step]
+        kept = [row for row in rows if int(row["step"]) <= last_step]
+        found = [int(row["step"]) for row in kept]
+        _expect(found == wanted, f"rows of steps {wanted}, received {found}")
+        names = set(rows[0] if rows else EVALUATED_AT)
+        is_known = path.name != RECORDS or names <= {"step", *MEASURES}
+        _expect(is_known and names >= set(EVALUATED_AT), "its columns")
+        return kept
 
 
 def read_table(path: pathlib.Path) -> list[dict[str, str]]:
@@ -165,23 +218,28 @@ def read_table(path: pathlib.Path) -> list[dict[str, str]]:
         lines = file.readlines()
         if lines and not lines[-1].endswith("\n"):
             del lines[-1]
-        rows = list(csv.DictReader(lines, strict=True))
+        table = csv.DictReader(lines, strict=True)
+        rows = list(table)
+        names = table.fieldnames or []
+        _expect(len(set(names)) == len(names), "a name for each column")
         for row in rows:
             if None in row or None in row.values():  # more or fewer cells than columns
                 raise ValueError(f"not one value for each column in step {row['step']}")
+            for cell in filter(None, row.values()):
+                float(cell)
         return rows
 
 
-def last_evaluation(folder: pathlib.Path, last_step: int) -> dict[str, float]:
+def last_evaluation(
+    folder: pathlib.Path, config: SimulationConfig, last_step: int
+) -> dict[str, float]:
     """The figures of the last row of evaluations.csv up to a step, {} without one."""
     path = folder / EVALUATIONS
-    rows = _rows(path, last_step)
+    rows = _rows(path, config.evaluate_every, config, last_step)
+    if not rows:
+        return {}
     with _reading(path):
-        return {
-            name: float(value)
-            for name, value in (rows[-1] if rows else {}).items()
-            if name not in EVALUATED_AT
-        }
+        return {name: float(cell) for name, cell in rows[-1].items() if name not in EVALUATED_AT}
 
 
 def write_result(folder: pathlib.Path, result: Mapping[str, object]) -> None:
@@ -190,13 +248,22 @@ def write_result(folder: pathlib.Path, result: Mapping[str, object]) -> None:
     (folder / STATE).unlink(missing_ok=True)
 
 
-def read_result(folder: pathlib.Path) -> dict | None:
-    """What `write_result` wrote, None before."""
+def read_result(folder: pathlib.Path, steps: int | None = None) -> dict | None:
+    """What `write_result` wrote, None before; `steps` are all of the run, where known."""
     path = folder / RESULT
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     with _reading(path):
-        return dict(json.loads(path.read_text()))
+        result = json.loads(path.read_text())
+        _expect(isinstance(result, dict), "names and values")
+        _expect(all(isinstance(value, int | float) for value in result.values()), "numbers")
+        step, diverged = result["step"], result["diverged"]
+        _expect(isinstance(diverged, bool), "true or false as diverged")
+        _expect(0 <= float(result["bytes_total"]) < math.inf, "a number as bytes_total")
+        _expect(type(step) is int and step >= 0, "a number of steps")
+        if steps is not None:
+            _expect(step < steps if diverged else step == steps, f"the end of {steps} steps")
+        return result
 
 
 def _write(path: pathlib.Path, text: str) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from tf_scalecom.base.terminal import printable
 from tf_scalecom.simulate import run_files
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.simulation import Diverged, Simulation
-from tf_scalecom.simulate.task import Task
+from tf_scalecom.simulate.task import Task, calling
 
 
 def run_all(
@@ -37,7 +38,13 @@ def run_all(
     folders = [out / config.name for config in configs]
     for number, (config, folder) in enumerate(zip(configs, folders, strict=True), start=1):
         print(f"run {number} of {len(configs)}: {config.name}", flush=True)
-        run(task, config, folder, save_seconds, lambda line: print(f"  {line}", flush=True))
+        run(
+            task,
+            config,
+            folder,
+            save_seconds,
+            lambda line: print(f"  {printable(line)}", flush=True),
+        )
     return folders
 
 
@@ -65,15 +72,15 @@ def run(
         result.json holds.
     """
     run_files.open_config(folder, task, config)
-    if (result := run_files.read_result(folder)) is not None:
+    if (result := run_files.read_result(folder, config.steps)) is not None:
         report(f"already done: {_figures(result)}")
         return result
     keras.utils.clear_session()  # of the run before
     simulation = Simulation(task, config)
     run_files.restore_state(folder, simulation)
-    evaluation = run_files.last_evaluation(folder, simulation.step)
+    evaluation = run_files.last_evaluation(folder, config, simulation.step)
     with run_files.writing(folder):
-        records, evaluations = run_files.open_tables(folder, last_step=simulation.step)
+        records, evaluations = run_files.open_tables(folder, config, simulation.step)
     clock = _Clock(simulation.step, config.steps)
     last_save = time.monotonic()
     diverged = False
@@ -90,9 +97,9 @@ def run(
             with run_files.writing(folder):
                 records.append({"step": simulation.step, **measured})
         if simulation.step % config.evaluate_every == 0 or simulation.step == config.steps:
-            evaluation = task.evaluate(simulation.model)
+            evaluation = simulation.evaluate()
             row = {"step": simulation.step, "bytes_total": simulation.bytes_total, **evaluation}
-            with run_files.writing(folder):
+            with run_files.writing(folder), calling("evaluate"):
                 evaluations.append(row)
         if is_record:
             report(

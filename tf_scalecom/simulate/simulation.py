@@ -19,7 +19,7 @@ from tf_scalecom.simulate import diagnostics, schedules
 from tf_scalecom.simulate.config import CLIPPING, SimulationConfig
 from tf_scalecom.simulate.gradients import LearnerGradients
 from tf_scalecom.simulate.local_steps import LocalSteps
-from tf_scalecom.simulate.task import DataOrder, Task
+from tf_scalecom.simulate.task import DataOrder, Task, calling, expect
 from tf_scalecom.wire.plan import Plan
 
 MEASURES = (
@@ -71,7 +71,11 @@ class Simulation:
         self.config = config
         self.step = 0
         self.bytes_total = 0.0
-        self.model = task.build_model()
+        with calling("build_model"):
+            self.model = task.build_model()
+            has_weights = isinstance(self.model, keras.Model) and self.model.trainable_variables
+        what = "build_model() of the task to return a built keras.Model with trainable variables"
+        expect(bool(has_weights), what, f"a {type(self.model).__name__}")
         self._weights = self.model.trainable_variables
         # What learners did on their own is added as it is.
         is_local = config.local_steps > 1
@@ -135,7 +139,8 @@ class Simulation:
 
     def _batches(self, step):
         learners = range(self.config.learners)
-        return [self.task.batch(self._order.indices(step, learner)) for learner in learners]
+        with calling("batch"):
+            return [self.task.batch(self._order.indices(step, learner)) for learner in learners]
 
     def _kept_progress(self):
         """[learner][variable], what has not been sent, where learners keep it."""
@@ -208,6 +213,14 @@ class Simulation:
             f"Expected a finite {what} in step {self.step}; received {received}. Lower the "
             "learning rate or lengthen its rise (--learning-rate, --lr-warmup)."
         )
+
+    def evaluate(self) -> dict[str, float]:
+        """The task's figures of merit."""
+        with calling("evaluate"):
+            figures = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
+        taken = sorted({"step", "bytes_total", "diverged"} & figures.keys())
+        expect(not taken, "figures of evaluate() under names of their own", taken)
+        return figures
 
     def variables(self) -> dict[str, tf.Variable]:
         """All that changes from step to step, by name."""

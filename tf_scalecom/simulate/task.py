@@ -1,10 +1,13 @@
 """What is trained: the interface that models/ plug into, and the order of the data."""
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import numbers
+import os
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Protocol
 
 import keras
@@ -39,6 +42,38 @@ class Task(Protocol):
         """Figures of merit on held-out data; always the same names."""
 
 
+class TaskError(ValueError):
+    """A task that fails, or that gives what is of no use."""
+
+
+@contextlib.contextmanager
+def calling(member: str) -> Iterator[None]:
+    """Of errors inside, which are the task's, makes one.
+
+    Raises:
+        TaskError: there was one.
+    """
+    try:
+        yield
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(
+            f"Expected {member}() of the task to work; received {told(error)}. Correct the task "
+            "or, where there is no room, take a smaller --batch-size."
+        ) from error
+
+
+def expect(is_so: bool, what: str, received: object) -> None:
+    """Of what a task gives.
+
+    Raises:
+        TaskError: it is not so.
+    """
+    if not is_so:
+        raise TaskError(f"Expected {what}; received {received}. Correct the task.")
+
+
 def load_task(path: pathlib.Path) -> Task:
     """Imports a Python file, whose neighbours it may import by bare name, and builds its task.
 
@@ -48,7 +83,7 @@ def load_task(path: pathlib.Path) -> Task:
         ValueError: there is no such file, it cannot be imported, or its `build_task` is missing or
             returns no task.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ValueError(
             f"Expected a Python file that defines {FACTORY}(); received {str(path)!r}, which is "
             "not a file here. Try models/image/task.py from the root of the repository."
@@ -61,17 +96,18 @@ def load_task(path: pathlib.Path) -> Task:
         )
     try:
         task = factory()
-    except Exception as error:
+        missing = [name for name in MEMBERS if not hasattr(task, name)]
+        size = getattr(task, "train_size", None)
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"Expected {FACTORY}() of {path} to return a task; received {told(error)}. Correct the "
             "file, or what it needs."
         ) from error
-    if missing := [name for name in MEMBERS if not hasattr(task, name)]:
+    if missing:
         raise ValueError(
             f"Expected {FACTORY}() of {path} to return a task; received a {type(task).__name__} "
             f"without {', '.join(missing)}. See tf_scalecom/simulate/task.py for what a task is."
         )
-    size = task.train_size
     if not isinstance(size, numbers.Integral) or size < 1:
         raise ValueError(
             f"Expected `train_size` of the task of {path} to be a number of examples, an integer "
@@ -94,9 +130,10 @@ def _imported(path):
     spec = importlib.machinery.ModuleSpec(loader.name, loader, origin=str(path))
     spec.has_location = True  # the module has a __file__
     module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # dataclasses look there
     try:
         loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"Expected {path} to be a Python file that can be imported; received "
             f"{told(error)}. Correct the file, or install what it needs."
