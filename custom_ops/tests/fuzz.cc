@@ -47,7 +47,8 @@ void hostile(Bytes in) {
   }
   scalecom_gradients_compensate_cpu(&t, 1, type, &flag, nullptr);
   scalecom_values_gather_cpu(&t, 1, 0, INFINITY, nullptr);
-  scalecom_residuals_filter_cpu(&t, 1, 0.5f, nullptr);
+  const uint8_t finite = in.next(1) % 2;
+  scalecom_residuals_filter_cpu(&t, 1, 0.5f, &finite, nullptr);
   scalecom_outputs_scatter_cpu(&t, 1, type, 0, nullptr);
 }
 
@@ -86,7 +87,8 @@ void valid(Bytes in) {
     }
   }
   scalecom_values_gather_cpu(got.list(), got.count(), wire, 1.0f, nullptr);
-  scalecom_residuals_filter_cpu(got.list(), got.count(), 0.5f, nullptr);
+  const uint8_t finite = in.next(1) % 2;
+  scalecom_residuals_filter_cpu(got.list(), got.count(), 0.5f, &finite, nullptr);
   scalecom_outputs_scatter_cpu(got.list(), got.count(), type, wire, nullptr);
 }
 

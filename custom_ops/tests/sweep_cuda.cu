@@ -116,9 +116,11 @@ test::Backend backend() {
     must(cudaMemcpy(value, device_value, 4, cudaMemcpyDeviceToHost));
     return status;
   };
-  b.filter = [](TensorList& k, float beta) {
-    return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_residuals_filter_cuda(t, k.count(), beta, nullptr);
+  b.filter = [](TensorList& k, float beta, bool finite) {
+    uint32_t flag = finite;  // whose first byte is read
+    return run(k, &flag, [&](const scalecom_tensor* t) {
+      return scalecom_residuals_filter_cuda(t, k.count(), beta,
+                                            reinterpret_cast<const uint8_t*>(device_flag), nullptr);
     });
   };
   b.scatter = [](TensorList& k) {
