@@ -4,6 +4,7 @@
 // a temporary may be released while the work that uses it is still queued.
 #include "tf/cuda_device.h"
 #include "xla/stream_executor/stream.h"
+#include "xla/stream_executor/stream_executor.h"
 
 namespace scalecom {
 namespace {
