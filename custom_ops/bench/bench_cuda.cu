@@ -11,12 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <thrust/iterator/counting_iterator.h>
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_select.cuh>
 #include <functional>
 #include <string>
-#include <thrust/iterator/counting_iterator.h>
 #include <vector>
 
 #include "scalecom/scalecom_cuda.h"

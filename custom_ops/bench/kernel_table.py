@@ -3,10 +3,10 @@
 
     bench/kernel_table.py [--arch 90] [--before COMMIT]
 
-Registers, spills and shared memory are ptxas's. Bytes in flight are read from the machine code: the most that a
-thread has asked of global memory, in the order of the code, before an instruction uses the first of it. With what
-a multiprocessor holds of such threads that is how much memory is kept busy. nvdisasm comes with the CUDA toolkit,
-or from `pip install nvidia-cuda-nvdisasm`.
+Registers, spills and shared memory are ptxas's. Bytes in flight are read from the machine code: the
+most that a thread has asked of global memory, in the order of the code, before an instruction uses
+the first of it. With what a multiprocessor holds of such threads that is how much memory is kept
+busy. nvdisasm comes with the CUDA toolkit, or from `pip install nvidia-cuda-nvdisasm`.
 """
 
 import argparse
@@ -21,7 +21,14 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parents[1]
 FLAGS = ["-std=c++17", "-O3", "-ftz=true", "-Iinclude", "-I.", "-Xptxas", "-v", "-cubin"]
 # Of one multiprocessor: threads, KiB of shared memory for blocks. Each has 65,536 registers.
-LIMITS = {75: (1024, 64), 80: (2048, 164), 86: (1536, 100), 89: (1536, 100), 90: (2048, 228), 120: (1536, 100)}
+LIMITS = {
+    75: (1024, 64),
+    80: (2048, 164),
+    86: (1536, 100),
+    89: (1536, 100),
+    90: (2048, 228),
+    120: (1536, 100),
+}
 REGISTERS = 65536
 LOAD = re.compile(r"\bLDG\.(\S+) (R\d+)")
 OPERAND = re.compile(r"\bR(\d+)(\.64)?")
@@ -30,12 +37,14 @@ KERNEL = re.compile(r"scalecom::\(anonymous namespace\)::(\w+(?:<\w+>)?)\(")
 
 def find_nvdisasm() -> str:
     places = [*site.getsitepackages(), site.getusersitepackages()]
-    inside = [str(path) for place in places for path in pathlib.Path(place).glob("nvidia/*/bin/nvdisasm")]
+    inside = [
+        str(path) for place in places for path in pathlib.Path(place).glob("nvidia/*/bin/nvdisasm")
+    ]
     found = shutil.which("nvdisasm") or next(iter(inside), None)
     if found is None:
         raise SystemExit(
-            "kernel_table.py: expected nvdisasm on the path; received none. Install the CUDA toolkit's, or "
-            "`pip install nvidia-cuda-nvdisasm`."
+            "kernel_table.py: expected nvdisasm on the path; received none. Install the CUDA "
+            "toolkit's, or `pip install nvidia-cuda-nvdisasm`."
         )
     return found
 
@@ -76,7 +85,9 @@ def bytes_in_flight(code: str) -> int:
             for i in range(max(1, size // 4)):
                 waiting[int(load[2][1:]) + i] = number
             most = max(most, sum(sizes.values()))
-        elif re.search(r"\*/ +(BRA|EXIT|RET)", line):  # unconditional: what follows comes from elsewhere
+        elif re.search(
+            r"\*/ +(BRA|EXIT|RET)", line
+        ):  # unconditional: what follows comes from elsewhere
             waiting, sizes = {}, {}
     return most
 
@@ -98,8 +109,11 @@ def kernels(source: pathlib.Path, arch: int) -> dict[str, tuple[int, int, int, i
                 spilled = sum(map(int, re.findall(r"(\d+) bytes spill", entry)))
                 shared = re.search(r"(\d+) bytes smem", entry)
                 facts[f"{file.stem}: {name}"] = (
-                    registers, spilled, int(shared[1]) if shared else 0, bytes_in_flight(functions[mangled]),
-                )  # fmt: skip
+                    registers,
+                    spilled,
+                    int(shared[1]) if shared else 0,
+                    bytes_in_flight(functions[mangled]),
+                )
     return facts
 
 
@@ -113,7 +127,9 @@ def threads_on_multiprocessor(registers: int, shared: int, arch: int) -> int:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--arch", type=int, default=90, choices=sorted(LIMITS))
-    parser.add_argument("--before", metavar="COMMIT", help="another version, for columns beside this one's")
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="another version, for columns beside this one's"
+    )
     arguments = parser.parse_args()
     now = kernels(HERE, arguments.arch)
     versions = [now]
@@ -125,7 +141,12 @@ def main():
             subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
             versions.insert(0, kernels(pathlib.Path(folder), arguments.arch))
     names = list(dict.fromkeys(name for version in versions for name in sorted(version)))
-    columns = ["registers", "spills", "bytes in flight, a thread", "KiB in flight, a multiprocessor"]
+    columns = [
+        "registers",
+        "spills",
+        "bytes in flight, a thread",
+        "KiB in flight, a multiprocessor",
+    ]
     print(f"| kernel, sm_{arguments.arch} |", " | ".join(columns), "|")
     print("|---" * (1 + len(columns)) + "|")
     for name in names:
@@ -137,7 +158,11 @@ def main():
             registers, spilled, shared, flying = version[name]
             held = threads_on_multiprocessor(registers, shared, arguments.arch)
             cells.append([str(registers), str(spilled), str(flying), f"{flying * held / 1024:.0f}"])
-        print(f"| {name} |", " | ".join(" → ".join(column) for column in zip(*cells, strict=True)), "|")
+        print(
+            f"| {name} |",
+            " | ".join(" → ".join(column) for column in zip(*cells, strict=True)),
+            "|",
+        )
 
 
 if __name__ == "__main__":

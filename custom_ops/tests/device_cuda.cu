@@ -56,11 +56,12 @@ int main() {
            scalecom_status_text_cuda(status));
     return 1;
   }
-  printf("%s, compute capability %d.%d, %d multiprocessors, %.0f GiB; CUDA %d.%d, the driver knows "
-         "%d.%d; kernels: ",
-         properties.name, properties.major, properties.minor, properties.multiProcessorCount,
-         static_cast<double>(properties.totalGlobalMem) / (1 << 30), major_of(CUDART_VERSION),
-         minor_of(CUDART_VERSION), major_of(driver), minor_of(driver));
+  printf(
+      "%s, compute capability %d.%d, %d multiprocessors, %.0f GiB; CUDA %d.%d, the driver knows "
+      "%d.%d; kernels: ",
+      properties.name, properties.major, properties.minor, properties.multiProcessorCount,
+      static_cast<double>(properties.totalGlobalMem) / (1 << 30), major_of(CUDART_VERSION),
+      minor_of(CUDART_VERSION), major_of(driver), minor_of(driver));
   if (binary == ptx) {
     printf("machine code for %d.%d\n", binary / 10, binary % 10);
   } else {

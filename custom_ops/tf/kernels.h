@@ -258,9 +258,9 @@ class GatherKernel : public LayoutKernel<Device> {
       tensors[i].values = Bytes(*values) + wire_.bytes * packing.first_kept[i];
     }
     TF_RETURN_IF_ERROR(
-        ToStatus<Device>(device->WriteFlag(static_cast<const uint32_t*>(nonfinite.data()), wire_.type,
-                                   Bytes(*values) + wire_.bytes * packing.kept),
-                 "write the finite flag"));
+        ToStatus<Device>(device->WriteFlag(static_cast<const uint32_t*>(nonfinite.data()),
+                                           wire_.type, Bytes(*values) + wire_.bytes * packing.kept),
+                         "write the finite flag"));
     return ForEachRun(tensors, {}, wire_.limits, [&](const List& list) {
       return ToStatus<Device>(device->Gather(list, wire_.type), "gather values");
     });
@@ -303,8 +303,9 @@ class FilterKernel : public OpKernel {
       tensors[i].residual = residuals.data(i);
       tensors[i].compensated = unsent[i].flat<float>().data();
     }
-    OP_REQUIRES_OK(ctx, ToStatus<Device>(device.Filter({tensors.data(), size_, SCALECOM_FLOAT32, 0}, beta_, finite),
-                                 "filter residuals"));
+    OP_REQUIRES_OK(ctx, ToStatus<Device>(device.Filter({tensors.data(), size_, SCALECOM_FLOAT32, 0},
+                                                       beta_, finite),
+                                         "filter residuals"));
     for (int i = 0; i < size_; ++i) ctx->set_output(i, residuals.Replace(i, unsent[i]));
   }
 
@@ -405,7 +406,7 @@ class DescendKernel : public OpKernel {
       slices[i].values = values.flat<float>().data();
     }
     OP_REQUIRES_OK(ctx, ToStatus<Device>(device.Descend(slices, learning_rate.flat<float>().data()),
-                                 "update the variables"));
+                                         "update the variables"));
   }
 
  private:
@@ -443,8 +444,8 @@ class SubtractKernel : public OpKernel {
                              result->flat<float>().data(), indices.flat<int64_t>().data(),
                              values.flat<float>().data()};
       for (int64_t row = 0; row < indices.dim_size(0); ++row) {
-        OP_REQUIRES_OK(ctx,
-                       ToStatus<Device>(device.Descend({slices}, factor.flat<float>().data()), "subtract"));
+        OP_REQUIRES_OK(ctx, ToStatus<Device>(device.Descend({slices}, factor.flat<float>().data()),
+                                             "subtract"));
         slices.indices += slices.size;
         slices.values += slices.size;
       }

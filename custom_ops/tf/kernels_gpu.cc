@@ -13,8 +13,9 @@ class Gpu : public CudaDevice {
  public:
   explicit Gpu(OpKernelContext* ctx) : Gpu(ctx->op_device_context()->stream()) {}
 
-  // CUDA otherwise loads a kernel at its first launch, and may wait for all that runs on the device:
-  // for ever, if that is NCCL, and waits for another device that this thread comes to later.
+  // CUDA otherwise loads a kernel at its first launch, and may wait for all that runs on the
+  // device: for ever, if that is NCCL, and waits for another device that this thread comes to
+  // later.
   static absl::Status Load(OpKernelConstruction* ctx) {
     const auto* device = ctx->device()->tensorflow_accelerator_device_info();
     const auto current = device->stream->parent()->Activate();

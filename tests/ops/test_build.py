@@ -153,7 +153,12 @@ WITH_GPU = built.Built("2.21.0", "1", "12.8", ((8, 0), (9, 0)), ((7, 5), (9, 0))
         (WITH_GPU, [(8, 0), (12, 0)], 12040, "built with CUDA 12.8, the GPU's driver knows"),
         (WITH_GPU, [(9, 0), (7, 0)], 12080, "need compute capability 7.5, a GPU in sight has 7.0"),
         (WITH_GPU, [(9, 0)], 11080, "for which a driver must know CUDA 12.1; the GPU's knows 11.8"),
-        (dataclasses.replace(WITH_GPU, cuda="13.0"), [(9, 0)], 12080, "the GPU's driver knows CUDA 12.8"),
+        (
+            dataclasses.replace(WITH_GPU, cuda="13.0"),
+            [(9, 0)],
+            12080,
+            "the GPU's driver knows CUDA 12.8",
+        ),
         (CPU_ONLY, [(9, 0)], 13000, "a GPU is in sight, and the op library has no GPU kernels"),
     ],
 )

@@ -477,7 +477,7 @@ STATIC = {"Const", "Placeholder", "NoOp", "Range", "VarHandleOp", "ReadVariableO
 
 @pytest.mark.parametrize("case", [*EXCHANGES, None], ids=lambda c: c.name if c else "mixed_dtypes")
 def test_on_a_gpu_the_twin_keeps_indices_in_device_memory(case, monkeypatch):
-    """Every operation that computes has a kernel there, and none of them takes int32 to the host."""
+    """Every operation that computes has a kernel there, and none takes int32 to the host."""
     layout = case.layout(*SHAPES) if case else MIXED
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: ["GPU:0"])
     gradients, residuals = inputs(layout, seed=0)
@@ -499,7 +499,9 @@ def test_on_a_gpu_the_twin_keeps_indices_in_device_memory(case, monkeypatch):
         if not kernels:
             moved.append(f"{operation.name} ({operation.type}) has no kernel on a GPU")
         for tensor in [*inputs_here, *operation.outputs]:
-            on_host = all("output" in k.host_memory_arg or "x" in k.host_memory_arg for k in kernels)
+            on_host = all(
+                "output" in k.host_memory_arg or "x" in k.host_memory_arg for k in kernels
+            )
             if kernels and on_host and tensor.dtype == tf.int32:
                 moved.append(f"{operation.name} ({operation.type}) takes int32 to the host")
     assert not moved, "\n".join(moved)

@@ -81,7 +81,7 @@ __device__ __forceinline__ void count_tile(State& state, RadixLevel radix, const
   for (int i = threadIdx.x; i < 1 << radix.bits; i += kThreads) bins[i] = 0;
   __syncthreads();
   const int32_t prefix = state.key;
-  find([&](const int32_t(&keys)[kVector]) {
+  find([&](const int32_t (&keys)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       if (keys[i] >= 0 && radix_agrees(radix, keys[i], prefix)) {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool whole = p.interior(base + kTile);
   int32_t highest = 0;
   count_tile(work.states[unit.tensor], radix_level(0), [&](const auto& count) {
-    const auto see = [&](int, const int32_t(&keys)[kVector]) {
+    const auto see = [&](int, const int32_t (&keys)[kVector]) {
 #pragma unroll
       for (int i = 0; i < kVector; ++i) highest = max(highest, keys[i]);
       count(keys);
@@ -307,9 +307,8 @@ int32_t launch_exact(const scalecom_tensor* tensors, int64_t count, uint32_t* no
                      void* workspace, void* stream) {
   Workspace work = {static_cast<State*>(workspace),
                     reinterpret_cast<Tally*>(static_cast<State*>(workspace) + count)};
-  const int32_t cleared =
-      status_of(cudaMemsetAsync(workspace, 0, static_cast<size_t>(count) * sizeof(State),
-                                static_cast<cudaStream_t>(stream)));
+  const int32_t cleared = status_of(cudaMemsetAsync(
+      workspace, 0, static_cast<size_t>(count) * sizeof(State), static_cast<cudaStream_t>(stream)));
   if (cleared != SCALECOM_OK) return cleared;
   return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
     const unsigned tensors_here = static_cast<unsigned>(list.count);

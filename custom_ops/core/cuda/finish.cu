@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
   const Compensation<T> p(list.tensors[unit.tensor]);
   const int64_t base = unit.index * kTile;
   int32_t highest = 0;
-  const auto see = [&](int, const int32_t(&keys)[kVector]) {
+  const auto see = [&](int, const int32_t (&keys)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) highest = max(highest, keys[i]);
   };

@@ -24,16 +24,17 @@ struct ListOf {
 using List = ListOf<scalecom_tensor>;
 static_assert(sizeof(List) + 64 <= 32764, "a launch takes at most 32,764 bytes");
 
-// Queues a kernel. Without nvcc it runs there and then: tests/cuda_on_cpu has a function of this name
-// that runs the kernel's threads on the CPU.
+// Queues a kernel. Without nvcc it runs there and then: tests/cuda_on_cpu has a function of this
+// name that runs the kernel's threads on the CPU.
 #if defined(__CUDACC__)
 template <typename... Parameters, typename... Arguments>
 cudaError_t queue_kernel(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
                          void* stream, const Arguments&... arguments) {
-  static_assert((std::is_same_v<Parameters, Arguments> && ...), "arguments go as they lie in memory");
+  static_assert((std::is_same_v<Parameters, Arguments> && ...),
+                "arguments go as they lie in memory");
   void* places[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), places,
-                          0, static_cast<cudaStream_t>(stream));
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads),
+                          places, 0, static_cast<cudaStream_t>(stream));
 }
 #endif
 

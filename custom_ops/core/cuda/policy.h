@@ -65,8 +65,8 @@ struct Policy {
   struct Exact {
     // Vectors that a thread takes of a tile: a tile's counters cost one pass over shared memory.
     static constexpr int kVectors = 8;
-    // Those of the first pass, which reads two arrays, that are loaded before the first is used; the
-    // others load all.
+    // Those of the first pass, which reads two arrays, that are loaded before the first is used;
+    // the others load all.
     static constexpr int kUnroll = 4;
   };
 

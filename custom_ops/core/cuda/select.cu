@@ -1,5 +1,5 @@
-// Selection on CUDA, and its first rule: the largest |p| of each chunk, one or a few. One pass makes
-// p, checks and selects.
+// Selection on CUDA, and its first rule: the largest |p| of each chunk, one or a few. One pass
+// makes p, checks and selects.
 #include "core/cuda/launch.cuh"
 #include "core/cuda/load.h"
 #include "core/cuda/select_exact.h"
@@ -36,8 +36,8 @@ SCALECOM_HD int small_chunks(const scalecom_tensor& t) {
   return kSmallTile / static_cast<int>(t.chunk_size) / kVector * kVector;
 }
 
-// Where element i of the tile lies: a vector is left out after each 32 keys, so that chunks of 8, 16
-// or 32 do not all begin in one bank.
+// Where element i of the tile lies: a vector is left out after each 32 keys, so that chunks of 8,
+// 16 or 32 do not all begin in one bank.
 SCALECOM_HD int small_slot(int i) { return i + i / kWarp * kVector; }
 
 template <typename T>
@@ -51,9 +51,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first_chunk = unit.index * small_chunks(t);
   const int64_t base = first_chunk * size;
   const int length = static_cast<int>(minimum(small_chunks(t) * size, p.elements - base));
-  const auto put = [&](int at, const int32_t(&keys)[kVector]) {
-    *reinterpret_cast<int4*>(tile + small_slot(at)) =
-        make_int4(keys[0], keys[1], keys[2], keys[3]);
+  const auto put = [&](int at, const int32_t (&keys)[kVector]) {
+    *reinterpret_cast<int4*>(tile + small_slot(at)) = make_int4(keys[0], keys[1], keys[2], keys[3]);
   };
   const int first = threadIdx.x * kVector;
   if (p.interior(base + length)) {
@@ -110,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectOne::kBlocks)
     Best best;
     for (int64_t base = begin / kVector * kVector; base < end; base += kBatch * stride) {
       const Range counts = range_from(base, begin, end);
-      const auto see = [&](int at, const int32_t(&keys)[kVector]) {
+      const auto see = [&](int at, const int32_t (&keys)[kVector]) {
         const uint32_t offset = static_cast<uint32_t>(base - begin) + static_cast<uint32_t>(at);
 #pragma unroll
         for (int i = 0; i < kVector; ++i) best.see(keys[i], offset + i);
@@ -196,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks)
     const Range counts = range_from(base, begin, end);
     int32_t best = -1;
     uint32_t where = 0;
-    const auto put = [&](int at, const int32_t(&keys)[kVector]) {
+    const auto put = [&](int at, const int32_t (&keys)[kVector]) {
       *reinterpret_cast<int4*>(tile + at / (kWarp * kVector) * kRowKeys + lane * kVector) =
           make_int4(keys[0], keys[1], keys[2], keys[3]);
       const uint32_t offset = static_cast<uint32_t>(base - begin) + static_cast<uint32_t>(at);

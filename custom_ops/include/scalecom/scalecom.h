@@ -61,8 +61,8 @@ extern "C" {
 #endif
 
 /* What every function returns. Arguments are checked before anything is written. A function of a
- * device may also return SCALECOM_DEVICE_ERROR plus the number that the device's runtime has for what
- * went wrong. */
+ * device may also return SCALECOM_DEVICE_ERROR plus the number that the device's runtime has for
+ * what went wrong. */
 enum {
   SCALECOM_OK = 0,
   SCALECOM_INVALID_ARGUMENT = 1,

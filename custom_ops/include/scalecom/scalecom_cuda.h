@@ -6,8 +6,8 @@
  * pointers in it, `nonfinite`, `finite`, `flag`, `learning_rate` and `workspace` are device memory.
  * `stream` is a cudaStream_t. Work is queued on it and not waited for; errors of the work itself
  * surface at the caller's next synchronisation, those of a launch in its status, and CUDA forgets
- * them. A list is one launch for every 256 tensors; selection of chunks is one for each kind of chunk
- * in it (small, one kept, several kept), exact selection a fixed number.
+ * them. A list is one launch for every 256 tensors; selection of chunks is one for each kind of
+ * chunk in it (small, one kept, several kept), exact selection a fixed number.
  *
  * Gradient, residual, p and output are read and written 128 bits at a time (64 for 16-bit
  * types) where they are aligned to that, else element by element.
@@ -24,10 +24,11 @@ extern "C" {
 /* English for a status, of the device's errors CUDA's own; never null. */
 SCALECOM_API const char* scalecom_status_text_cuda(int32_t status);
 
-/* Loads all kernels on the current device. CUDA does that at a kernel's first launch, which may wait
- * for all that runs on the device: for ever, where that is a collective of which another device's
- * part comes later. Says what the device runs: machine code for compute capability *binary, from the
- * library or, where *ptx is another, compiled by the driver from PTX of that; 80 is 8.0. */
+/* Loads all kernels on the current device. CUDA does that at a kernel's first launch, which may
+ * wait for all that runs on the device: for ever, where that is a collective of which another
+ * device's part comes later. Says what the device runs: machine code for compute capability
+ * *binary, from the library or, where *ptx is another, compiled by the driver from PTX of that; 80
+ * is 8.0. */
 SCALECOM_API int32_t scalecom_kernels_load_cuda(int32_t* binary, int32_t* ptx);
 
 SCALECOM_API int32_t scalecom_gradients_compensate_cuda(const scalecom_tensor* tensors,

@@ -335,9 +335,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorLaunchOutOfResources ? "too many resources requested for launch"
                                                 : "out of memory";
 }
-inline cudaError_t cudaGetLastError() {
-  return std::exchange(emulator::last_error(), cudaSuccess);
-}
+inline cudaError_t cudaGetLastError() { return std::exchange(emulator::last_error(), cudaSuccess); }
 struct cudaFuncAttributes {
   int binaryVersion;
   int ptxVersion;
