@@ -11,6 +11,7 @@ CORE_CPU_SOURCES = [
 ]
 
 CORE_CUDA_SOURCES = [
+    "core/cuda/device.cu",
     "core/cuda/exact.cu",
     "core/cuda/finish.cu",
     "core/cuda/select.cu",
@@ -35,16 +36,26 @@ CORE_FLAGS = ["-O3", "-ffp-contract=off"]
 
 OPS_FLAGS = ["-O2"]
 
-# For nvcc: one binary for 8.0 and 9.0, and PTX for what comes after. The core promises that
-# subnormal numbers are zeros.
+# Compute capabilities that GPU kernels are machine code for (which later ones of the same generation
+# run, too), and that they are PTX for, which the driver compiles for all later ones.
+CUDA_BINARIES = ["80", "90"]
+
+CUDA_PTX = ["75", "90"]
+
+# For nvcc. The core promises that subnormal numbers are zeros.
 CUDA_FLAGS = [
     "-std=c++17",
     "-O3",
     "-ftz=true",
-    "-gencode=arch=compute_80,code=sm_80",
-    "-gencode=arch=compute_90,code=sm_90",
-    "-gencode=arch=compute_90,code=compute_90",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-pthread",
+    "-DSCALECOM_CUDA_BINARIES=" + "+".join(CUDA_BINARIES),
+    "-DSCALECOM_CUDA_PTX=" + "+".join(CUDA_PTX),
+] + [
+    "-gencode=arch=compute_%s,code=sm_%s" % (arch, arch)
+    for arch in CUDA_BINARIES
+] + [
+    "-gencode=arch=compute_%s,code=compute_%s" % (arch, arch)
+    for arch in CUDA_PTX
 ]
 
 # The CUDA runtime goes into the library, which then loads where there is none. TensorFlow brings a

@@ -122,6 +122,10 @@ class ScaleComAllReduce(CollectiveAllReduce):
             return self._eager_exchange(layout, method, as_slices)(gradients, state, step)
         return self._exchange(gradients, layout, state, step, method, as_slices)
 
+    def sum(self, tensors: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        """Dense sums of [replica of this process][tensor], in the same structure."""
+        return self._communicator().all_reduce(tensors)
+
     def _eager_exchange(self, layout, method, as_slices):
         key = (layout, method, as_slices)
         if key not in self._eager_exchanges:
@@ -134,10 +138,12 @@ class ScaleComAllReduce(CollectiveAllReduce):
         return self._eager_exchanges[key]
 
     def _exchange(self, gradients, layout, state, step, method, as_slices):
-        communicator = CollectiveCommunicator(
+        return exchange(gradients, layout, state, step, self._communicator(), method, as_slices)
+
+    def _communicator(self):
+        return CollectiveCommunicator(
             self._launchers, self._first_replica, self._group_size, self.bucket_bytes
         )
-        return exchange(gradients, layout, state, step, communicator, method, as_slices)
 
     def __deepcopy__(self, memo):
         return type(self)(

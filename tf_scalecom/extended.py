@@ -55,6 +55,9 @@ _collective_keys = CollectiveKeys()
 
 # Group keys of one device of each worker: clear of those counted up from 1, one per strategy.
 _worker_group_keys = itertools.count(1 << 19)
+# Of the devices of one worker, which have a key of their own in each: so many strategies a process.
+_local_group_keys = itertools.count(1 << 24)
+_LOCAL_GROUPS = 1 << 12
 
 _SKIP_ADVICE = (
     "Loss scaling found a gradient that was not finite in each of them, on some worker. A few at "
@@ -177,9 +180,13 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
         self.workers = Workers(launcher, names, self._id_in_cluster)
         self.step_count = StepCount(launcher._device)
         self.worker_cross_device_ops = self._cross_device_ops
-        if len(self._cross_device_ops._devices) > 1:
+        self.local_cross_device_ops = None
+        devices = self._cross_device_ops._devices
+        if len(devices) > 1 and tf.DeviceSpec.from_string(devices[0]).device_type == "GPU":
+            self.local_cross_device_ops = self.make_local_cross_device_ops()
+        if len(devices) > 1:
             self.worker_cross_device_ops = ScaleComAllReduce(
-                devices=self._cross_device_ops._devices[:1],
+                devices=devices[:1],
                 group_size=self._num_workers,
                 options=options,
                 collective_keys=CollectiveKeys(next(_worker_group_keys)),
@@ -191,12 +198,25 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
                 self._cross_device_ops,
                 self._host_cross_device_ops,
                 self.worker_cross_device_ops,
+                self.local_cross_device_ops,
             )
+            if cross_device_ops
             for launcher in cross_device_ops._launchers
         }
         if self._num_workers > 1:
             watchdog = Watchdog(self.launchers, self._cluster.name, self._cluster.peers, limit)
             weakref.finalize(self, watchdog.end).atexit = False  # that is its own business
+
+    def make_local_cross_device_ops(self) -> ScaleComAllReduce:
+        """Of this worker's devices alone: NCCL, where they are GPUs."""
+        devices = self._cross_device_ops._devices
+        first_key = next(_local_group_keys) + self._id_in_cluster * _LOCAL_GROUPS
+        return ScaleComAllReduce(
+            devices=devices,
+            group_size=len(devices),
+            options=self._communication_options,
+            collective_keys=CollectiveKeys(first_key),
+        )
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         if replica_id > 0 or self._num_workers == 1:

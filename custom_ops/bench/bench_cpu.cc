@@ -91,6 +91,7 @@ void must(int32_t status) {
 
 void bench(int64_t n, int rounds, int32_t threads) {
   const scalecom_executor pool = {scalecom_threads_run, &threads};
+  const uint8_t finite = 1;
   float* gradient = allocate<float>(n);
   float* residual = allocate<float>(n);
   float* output = allocate<float>(n);
@@ -239,7 +240,7 @@ void bench(int64_t n, int rounds, int32_t threads) {
        {}},
       {"filter, beta below 1",
        12 * e,
-       [&](int i) { must(scalecom_residuals_filter_cpu(&one[at(i)], 1, 0.5f, &pool)); },
+       [&](int i) { must(scalecom_residuals_filter_cpu(&one[at(i)], 1, 0.5f, &finite, &pool)); },
        {}},
       {"scatter",
        4 * e,

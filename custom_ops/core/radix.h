@@ -25,9 +25,9 @@ SCALECOM_HD constexpr RadixLevel radix_level(int level) {
                       : RadixLevel{0, 10, 3072};
 }
 
-// Does a key agree with `prefix` above the level's digit?
+// Does a key agree with `prefix` above the level's digit? Both are at least 0.
 SCALECOM_HD bool radix_agrees(RadixLevel level, int32_t key, int32_t prefix) {
-  return ((static_cast<int64_t>(key) ^ prefix) >> (level.shift + level.bits)) == 0;
+  return static_cast<uint32_t>(key ^ prefix) >> (level.shift + level.bits) == 0;
 }
 
 SCALECOM_HD int radix_digit(RadixLevel level, int32_t key) {

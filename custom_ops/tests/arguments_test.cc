@@ -122,8 +122,12 @@ int main() {
   require(select_of(b.list(), 1, nullptr) != SCALECOM_OK, "flag");
   require(select_of(nullptr, 0, &flag) == SCALECOM_OK, "empty list");
   for (float beta : {0.0f, -1.0f, 1.5f, NAN}) {
-    require(scalecom_residuals_filter_cpu(b.list(), 1, beta, nullptr) != SCALECOM_OK, "beta");
+    const uint8_t finite = 1;
+    require(scalecom_residuals_filter_cpu(b.list(), 1, beta, &finite, nullptr) != SCALECOM_OK,
+            "beta");
   }
+  require(scalecom_residuals_filter_cpu(b.list(), 1, 0.5f, nullptr, nullptr) != SCALECOM_OK,
+          "no finite flag");
   for (float limit : {0.0f, -1.0f, NAN}) {
     require(scalecom_values_gather_cpu(b.list(), 1, 0, limit, nullptr) != SCALECOM_OK,
             "limit of the wire");

@@ -47,7 +47,8 @@ void hostile(Bytes in) {
   }
   scalecom_gradients_compensate_cpu(&t, 1, type, &flag, nullptr);
   scalecom_values_gather_cpu(&t, 1, 0, INFINITY, nullptr);
-  scalecom_residuals_filter_cpu(&t, 1, 0.5f, nullptr);
+  const uint8_t finite = in.next(1) % 2;
+  scalecom_residuals_filter_cpu(&t, 1, 0.5f, &finite, nullptr);
   scalecom_outputs_scatter_cpu(&t, 1, type, 0, nullptr);
 }
 
@@ -86,16 +87,43 @@ void valid(Bytes in) {
     }
   }
   scalecom_values_gather_cpu(got.list(), got.count(), wire, 1.0f, nullptr);
-  scalecom_residuals_filter_cpu(got.list(), got.count(), 0.5f, nullptr);
+  const uint8_t finite = in.next(1) % 2;
+  scalecom_residuals_filter_cpu(got.list(), got.count(), 0.5f, &finite, nullptr);
   scalecom_outputs_scatter_cpu(got.list(), got.count(), type, wire, nullptr);
+}
+
+// Slices whose indices are any numbers at all: those of no element are passed over.
+void slices(Bytes in) {
+  const int64_t elements = static_cast<int64_t>(in.next(1) % 40);
+  const size_t size = in.next(1) % 20;
+  std::vector<float> variable(static_cast<size_t>(elements), 1.0f);
+  std::vector<int64_t> indices(size);
+  for (int64_t& index : indices) {
+    const bool near = in.next(1) % 2 != 0;
+    index = near ? static_cast<int64_t>(in.next(1) % 64) - 8 : static_cast<int64_t>(in.next(8));
+  }
+  const std::vector<float> values(size, 0.5f);
+  std::vector<float> want = variable;
+  for (int64_t index : indices) {
+    if (index >= 0 && index < elements) want[static_cast<size_t>(index)] -= 0.5f;
+  }
+  const scalecom_slices s = {elements, static_cast<int64_t>(size), variable.data(), indices.data(),
+                             values.data()};
+  const float rate = 1.0f;
+  // Empty vectors may have no memory, which is refused only where it is needed.
+  const int32_t status = scalecom_variables_descend_cpu(&s, 1, &rate, nullptr);
+  test::require(status == SCALECOM_OK && variable == want, "descend");
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Bytes in = {data, size};
-  if (in.next(1) % 4 == 0) {
+  const uint64_t kind = in.next(1) % 8;
+  if (kind < 2) {
     hostile(in);
+  } else if (kind == 2) {
+    slices(in);
   } else {
     valid(in);
   }

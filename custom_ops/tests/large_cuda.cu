@@ -96,7 +96,9 @@ int main() {
        "select");
   must(scalecom_values_gather_cuda(&t, 1, SCALECOM_FLOAT32, INFINITY, nullptr) == SCALECOM_OK,
        "gather");
-  must(scalecom_residuals_filter_cuda(&t, 1, kBeta, nullptr) == SCALECOM_OK, "filter");
+  uint8_t* finite = allocate<uint8_t>(1);
+  must(cudaMemset(finite, 1, 1) == cudaSuccess, "memset");
+  must(scalecom_residuals_filter_cuda(&t, 1, kBeta, finite, nullptr) == SCALECOM_OK, "filter");
   must(scalecom_outputs_scatter_cuda(&t, 1, SCALECOM_BFLOAT16, SCALECOM_FLOAT32, nullptr) ==
            SCALECOM_OK,
        "scatter");

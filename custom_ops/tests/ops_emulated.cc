@@ -13,6 +13,8 @@ class Emulated : public CudaDevice {
  public:
   explicit Emulated(OpKernelContext*) : CudaDevice(/*stream=*/nullptr), turn_(EmulatorMutex()) {}
 
+  static absl::Status Load(OpKernelConstruction*) { return absl::OkStatus(); }
+
   absl::Status Zero(void* to, size_t bytes) const {
     std::memset(to, 0, bytes);
     return absl::OkStatus();
@@ -41,6 +43,7 @@ REGISTER("ScalecomGather", GatherKernel);
 REGISTER("ScalecomFilter", FilterKernel);
 REGISTER("ScalecomScatter", ScatterKernel);
 REGISTER("ScalecomDescend", DescendKernel);
+REGISTER("ScalecomSubtract", SubtractKernel);
 
 }  // namespace
 }  // namespace scalecom

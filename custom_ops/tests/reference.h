@@ -105,10 +105,14 @@ inline void reference_gather(TensorList& b, float limit) {
   }
 }
 
-inline void reference_filter(TensorList& b, float beta) {
-  if (beta == 1.0f) return;
+inline void reference_filter(TensorList& b, float beta, bool finite) {
+  if (beta == 1.0f && finite) return;
   for (const scalecom_tensor& t : b.tensors) {
     for (int64_t i = 0; i < t.elements; ++i) {
+      if (!finite) {
+        t.compensated[i] = t.residual[i];
+        continue;
+      }
       t.compensated[i] =
           add(multiply(subtract(1.0f, beta), t.residual[i]), multiply(beta, t.compensated[i]));
     }

@@ -20,7 +20,7 @@ struct Backend {
   std::function<int32_t(TensorList&, int32_t selection, uint32_t*)> select;
   std::function<int32_t(TensorList&, float limit)> gather;
   std::function<int32_t(uint32_t nonfinite, int32_t wire_type, void* value)> flag;
-  std::function<int32_t(TensorList&, float beta)> filter;
+  std::function<int32_t(TensorList&, float beta, bool finite)> filter;
   std::function<int32_t(TensorList&)> scatter;
   std::function<int32_t(SlicesList&, float learning_rate)> descend;
 };
@@ -111,8 +111,9 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
 
   got.fill_reduced(seed + 1);
   want.fill_reduced(seed + 1);
-  require(backend.filter(got, beta) == SCALECOM_OK, name + "filter refused");
-  reference_filter(want, beta);
+  const bool finite = seed % 8 != 3;
+  require(backend.filter(got, beta, finite) == SCALECOM_OK, name + "filter refused");
+  reference_filter(want, beta, finite);
   require_same(got, want, name + "filter");
   require(backend.scatter(got) == SCALECOM_OK, name + "scatter refused");
   reference_scatter(want);

@@ -23,8 +23,9 @@ test::Backend backend(const scalecom_executor* executor) {
   b.flag = [](uint32_t nonfinite, int32_t wire_type, void* value) {
     return scalecom_flag_write_cpu(&nonfinite, wire_type, value);
   };
-  b.filter = [=](TensorList& k, float beta) {
-    return scalecom_residuals_filter_cpu(k.list(), k.count(), beta, executor);
+  b.filter = [=](TensorList& k, float beta, bool finite) {
+    const uint8_t flag = finite;
+    return scalecom_residuals_filter_cpu(k.list(), k.count(), beta, &flag, executor);
   };
   b.scatter = [=](TensorList& k) {
     return scalecom_outputs_scatter_cpu(k.list(), k.count(), k.gradient_type, k.wire_type,

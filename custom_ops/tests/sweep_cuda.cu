@@ -116,9 +116,11 @@ test::Backend backend() {
     must(cudaMemcpy(value, device_value, 4, cudaMemcpyDeviceToHost));
     return status;
   };
-  b.filter = [](TensorList& k, float beta) {
-    return run(k, nullptr, [&](const scalecom_tensor* t) {
-      return scalecom_residuals_filter_cuda(t, k.count(), beta, nullptr);
+  b.filter = [](TensorList& k, float beta, bool finite) {
+    uint32_t flag = finite;  // whose first byte is read
+    return run(k, &flag, [&](const scalecom_tensor* t) {
+      return scalecom_residuals_filter_cuda(t, k.count(), beta,
+                                            reinterpret_cast<const uint8_t*>(device_flag), nullptr);
     });
   };
   b.scatter = [](TensorList& k) {
@@ -157,6 +159,22 @@ test::Backend backend() {
   return b;
 }
 
+#if !defined(__CUDACC__)
+// A launch that fails says so in CUDA's words, and CUDA's last error is then no longer its own.
+void check_failed_launch() {
+  emulator::launches_fail() = true;
+  uint32_t flag = 0;
+  double value = 0;
+  const int32_t status = scalecom_flag_write_cuda(&flag, SCALECOM_FLOAT32, &value, nullptr);
+  emulator::launches_fail() = false;
+  test::require(status == SCALECOM_DEVICE_ERROR + cudaErrorLaunchOutOfResources, "failed launch");
+  test::require(strcmp(scalecom_status_text_cuda(status),
+                       cudaGetErrorString(cudaErrorLaunchOutOfResources)) == 0,
+                "words of a failed launch");
+  test::require(cudaGetLastError() == cudaSuccess, "a failed launch is cleared");
+}
+#endif
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -165,6 +183,12 @@ int main(int argc, char** argv) {
     printf("skipped: no CUDA device\n");
     return 77;
   }
+#if !defined(__CUDACC__)
+  check_failed_launch();
+#endif
+  int32_t binary = 0;
+  int32_t ptx = 0;
+  test::require(scalecom_kernels_load_cuda(&binary, &ptx) == SCALECOM_OK, "kernels load");
   must(cudaMalloc(&device_flag, 4));
   must(cudaMalloc(&device_value, 4));
   test::sweep({backend()}, argc > 1 ? strtoull(argv[1], nullptr, 10) : 1);

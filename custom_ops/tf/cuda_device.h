@@ -11,6 +11,8 @@ namespace scalecom {
 // launch, so nothing of it need outlive the call.
 class CudaDevice {
  public:
+  static const char* Text(int32_t status) { return scalecom_status_text_cuda(status); }
+
   int64_t Workspace(const List& l, int32_t selection) const {
     return scalecom_offsets_workspace_cuda(l.tensors, l.count, selection);
   }
@@ -28,8 +30,8 @@ class CudaDevice {
   int32_t WriteFlag(const uint32_t* nonfinite, int32_t wire, void* flag) const {
     return scalecom_flag_write_cuda(nonfinite, wire, flag, stream_);
   }
-  int32_t Filter(const List& l, float beta) const {
-    return scalecom_residuals_filter_cuda(l.tensors, l.count, beta, stream_);
+  int32_t Filter(const List& l, float beta, const uint8_t* finite) const {
+    return scalecom_residuals_filter_cuda(l.tensors, l.count, beta, finite, stream_);
   }
   int32_t Scatter(const List& l, int32_t wire) const {
     return scalecom_outputs_scatter_cuda(l.tensors, l.count, l.type, wire, stream_);

@@ -2,7 +2,8 @@
 // call the core.
 //
 // A Device is made for one run of a kernel. It has the core's functions on a List, Zero and Copy
-// of its memory, and nothing in it waits for the work.
+// of its memory, and nothing in it waits for the work. Load makes the core's kernels ready when an
+// operation's is made, and Text has the words of a status.
 #ifndef SCALECOM_TF_KERNELS_H_
 #define SCALECOM_TF_KERNELS_H_
 
@@ -59,10 +60,11 @@ struct Wire {
   }
 };
 
-inline absl::Status ToStatus(int32_t status, const char* work) {
+template <typename Device>
+absl::Status ToStatus(int32_t status, const char* work) {
   if (status == SCALECOM_OK) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(
-      "expected the native kernels to ", work, "; got: ", scalecom_status_text(status),
+      "expected the native kernels to ", work, "; got: ", Device::Text(status),
       ". `python -m tf_scalecom.ops` says what they were built for; TF_SCALECOM_BACKEND=xla does "
       "without them."));
 }
@@ -80,6 +82,7 @@ template <typename Device>
 class LayoutKernel : public OpKernel {
  public:
   explicit LayoutKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, Device::Load(ctx));
     OP_REQUIRES_OK(ctx, layout_.Read(ctx));
   }
 
@@ -194,7 +197,7 @@ class CompensateKernel : public LayoutKernel<Device> {
     TF_RETURN_IF_ERROR(device->Zero(flag->data(), flag->TotalBytes()));
     uint32_t* nonfinite = static_cast<uint32_t*>(flag->data());
     return ForEachRun(tensors, types_, {}, [&](const List& list) {
-      if (!leads) return ToStatus(device->Compensate(list, nonfinite), "compensate");
+      if (!leads) return ToStatus<Device>(device->Compensate(list, nonfinite), "compensate");
       return Select(ctx, device, list, list.tensors - tensors.data(), nonfinite);
     });
   }
@@ -213,7 +216,7 @@ class CompensateKernel : public LayoutKernel<Device> {
       Tensor workspace;
       TF_RETURN_IF_ERROR(
           ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &workspace));
-      TF_RETURN_IF_ERROR(ToStatus(
+      TF_RETURN_IF_ERROR(ToStatus<Device>(
           device->Select(part, selection.number, nonfinite, workspace.data(), bytes), "select"));
     }
     return absl::OkStatus();
@@ -255,11 +258,11 @@ class GatherKernel : public LayoutKernel<Device> {
       tensors[i].values = Bytes(*values) + wire_.bytes * packing.first_kept[i];
     }
     TF_RETURN_IF_ERROR(
-        ToStatus(device->WriteFlag(static_cast<const uint32_t*>(nonfinite.data()), wire_.type,
-                                   Bytes(*values) + wire_.bytes * packing.kept),
-                 "write the finite flag"));
+        ToStatus<Device>(device->WriteFlag(static_cast<const uint32_t*>(nonfinite.data()),
+                                           wire_.type, Bytes(*values) + wire_.bytes * packing.kept),
+                         "write the finite flag"));
     return ForEachRun(tensors, {}, wire_.limits, [&](const List& list) {
-      return ToStatus(device->Gather(list, wire_.type), "gather values");
+      return ToStatus<Device>(device->Gather(list, wire_.type), "gather values");
     });
   }
 
@@ -272,6 +275,7 @@ template <typename Device>
 class FilterKernel : public OpKernel {
  public:
   explicit FilterKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, Device::Load(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &size_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("beta", &beta_));
     OP_REQUIRES(ctx, beta_ > 0 && beta_ <= 1,
@@ -281,11 +285,9 @@ class FilterKernel : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Device device(ctx);
     OP_REQUIRES_OK(ctx, CheckSize(ctx->input(2 * size_), 1, "finite"));
-    // In host memory on every device: whoever skips the step branches on it there anyway.
-    if (!ctx->input(2 * size_).flat<bool>()(0)) {
-      for (int i = 0; i < size_; ++i) ctx->set_output(i, ctx->input(i));
-      return;
-    }
+    // In the device's memory: buffers change hands in any case, and where it is false the core puts
+    // the residual into the new one.
+    const uint8_t* finite = static_cast<const uint8_t*>(ctx->input(2 * size_).data());
     std::vector<scalecom_tensor> tensors(size_);
     for (int i = 0; i < size_; ++i) {
       scalecom_tensor& t = tensors[i];
@@ -301,8 +303,9 @@ class FilterKernel : public OpKernel {
       tensors[i].residual = residuals.data(i);
       tensors[i].compensated = unsent[i].flat<float>().data();
     }
-    OP_REQUIRES_OK(ctx, ToStatus(device.Filter({tensors.data(), size_, SCALECOM_FLOAT32, 0}, beta_),
-                                 "filter residuals"));
+    OP_REQUIRES_OK(ctx, ToStatus<Device>(device.Filter({tensors.data(), size_, SCALECOM_FLOAT32, 0},
+                                                       beta_, finite),
+                                         "filter residuals"));
     for (int i = 0; i < size_; ++i) ctx->set_output(i, residuals.Replace(i, unsent[i]));
   }
 
@@ -367,7 +370,7 @@ class ScatterKernel : public LayoutKernel<Device> {
       tensors[i].reduced = Bytes(reduced) + wire_bytes_ * packing.first_kept[i];
     }
     return ForEachRun(tensors, types_, {}, [&](const List& list) {
-      return ToStatus(device->Scatter(list, wire_), "scatter the sums");
+      return ToStatus<Device>(device->Scatter(list, wire_), "scatter the sums");
     });
   }
 
@@ -381,6 +384,7 @@ template <typename Device>
 class DescendKernel : public OpKernel {
  public:
   explicit DescendKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, Device::Load(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &size_));
   }
 
@@ -401,8 +405,8 @@ class DescendKernel : public OpKernel {
       slices[i].indices = indices.flat<int64_t>().data();
       slices[i].values = values.flat<float>().data();
     }
-    OP_REQUIRES_OK(ctx, ToStatus(device.Descend(slices, learning_rate.flat<float>().data()),
-                                 "update the variables"));
+    OP_REQUIRES_OK(ctx, ToStatus<Device>(device.Descend(slices, learning_rate.flat<float>().data()),
+                                         "update the variables"));
   }
 
  private:
@@ -413,6 +417,7 @@ template <typename Device>
 class SubtractKernel : public OpKernel {
  public:
   explicit SubtractKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, Device::Load(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &size_));
   }
 
@@ -439,8 +444,8 @@ class SubtractKernel : public OpKernel {
                              result->flat<float>().data(), indices.flat<int64_t>().data(),
                              values.flat<float>().data()};
       for (int64_t row = 0; row < indices.dim_size(0); ++row) {
-        OP_REQUIRES_OK(ctx,
-                       ToStatus(device.Descend({slices}, factor.flat<float>().data()), "subtract"));
+        OP_REQUIRES_OK(ctx, ToStatus<Device>(device.Descend({slices}, factor.flat<float>().data()),
+                                             "subtract"));
         slices.indices += slices.size;
         slices.values += slices.size;
       }

@@ -12,6 +12,9 @@ class Cpu {
   explicit Cpu(OpKernelContext* ctx)
       : executor_{RunInPool, ctx->device()->tensorflow_cpu_worker_threads()->workers} {}
 
+  static absl::Status Load(OpKernelConstruction*) { return absl::OkStatus(); }
+  static const char* Text(int32_t status) { return scalecom_status_text(status); }
+
   absl::Status Zero(void* to, size_t bytes) const {
     std::memset(to, 0, bytes);
     return absl::OkStatus();
@@ -37,8 +40,8 @@ class Cpu {
   int32_t WriteFlag(const uint32_t* nonfinite, int32_t wire, void* flag) const {
     return scalecom_flag_write_cpu(nonfinite, wire, flag);
   }
-  int32_t Filter(const List& l, float beta) const {
-    return scalecom_residuals_filter_cpu(l.tensors, l.count, beta, &executor_);
+  int32_t Filter(const List& l, float beta, const uint8_t* finite) const {
+    return scalecom_residuals_filter_cpu(l.tensors, l.count, beta, finite, &executor_);
   }
   int32_t Scatter(const List& l, int32_t wire) const {
     return scalecom_outputs_scatter_cpu(l.tensors, l.count, l.type, wire, &executor_);

@@ -4,6 +4,7 @@
 // a temporary may be released while the work that uses it is still queued.
 #include "tf/cuda_device.h"
 #include "xla/stream_executor/stream.h"
+#include "xla/stream_executor/stream_executor.h"
 
 namespace scalecom {
 namespace {
@@ -11,6 +12,21 @@ namespace {
 class Gpu : public CudaDevice {
  public:
   explicit Gpu(OpKernelContext* ctx) : Gpu(ctx->op_device_context()->stream()) {}
+
+  // CUDA otherwise loads a kernel at its first launch, and may wait for all that runs on the
+  // device: for ever, if that is NCCL, and waits for another device that this thread comes to
+  // later.
+  static absl::Status Load(OpKernelConstruction* ctx) {
+    const auto* device = ctx->device()->tensorflow_accelerator_device_info();
+    const auto current = device->stream->parent()->Activate();
+    int32_t binary, ptx;
+    TF_RETURN_IF_ERROR(
+        ToStatus<Gpu>(scalecom_kernels_load_cuda(&binary, &ptx), "be loaded on the GPU"));
+    VLOG(1) << "tf_scalecom: GPU " << device->gpu_id << " runs kernels of compute capability "
+            << binary / 10 << "." << binary % 10 << ", made from PTX of " << ptx / 10 << "."
+            << ptx % 10;
+    return absl::OkStatus();
+  }
 
   absl::Status Zero(void* to, size_t bytes) const {
     if (bytes == 0) return absl::OkStatus();
@@ -38,7 +54,7 @@ class Gpu : public CudaDevice {
 
 REGISTER("ScalecomCompensate", CompensateKernel, .HostMemory("residuals").HostMemory("leads"));
 REGISTER("ScalecomGather", GatherKernel);
-REGISTER("ScalecomFilter", FilterKernel, .HostMemory("residuals").HostMemory("finite"));
+REGISTER("ScalecomFilter", FilterKernel, .HostMemory("residuals"));
 REGISTER("ScalecomScatter", ScatterKernel);
 REGISTER("ScalecomDescend", DescendKernel, .HostMemory("variables"));
 REGISTER("ScalecomSubtract", SubtractKernel);

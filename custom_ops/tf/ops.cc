@@ -162,7 +162,7 @@ REGISTER_OP("ScalecomFilter")
 
 `free` are the buffers that the residuals had, as tensors whose elements nobody needs.
 
-Where `finite` is false residuals stay as they are, and `free` is `unsent`.
+Where `finite` is false the residuals' elements stay as they are, in the buffers of `unsent`, too.
 )doc");
 
 REGISTER_OP("ScalecomScatter")

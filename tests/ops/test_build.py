@@ -1,5 +1,6 @@
 """How the native kernels are built, and what is said where they are not or do not fit."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -82,7 +83,8 @@ def test_a_setuptools_too_old_to_build_with_is_said(tmp_path):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_with_nvcc_there_are_gpu_kernels_in_the_library():
     record = built.read(native.LIBRARY)
-    assert record.cuda_archs == ((8, 0), (9, 0))
+    assert record.cuda_binaries == ((8, 0), (9, 0))
+    assert record.cuda_ptx == ((7, 5), (9, 0))
     release = run("nvcc", "--version", cwd=ROOT).partition("release ")[2].partition(",")[0]
     assert record.cuda == release
     # CUDA's runtime is inside, and out of the way of TensorFlow's own.
@@ -133,8 +135,8 @@ def test_a_library_without_a_record_is_refused(tmp_path):
         built.check_tensorflow(library)
 
 
-CPU_ONLY = built.Built("2.21.0", "1", None, ())
-WITH_GPU = built.Built("2.21.0", "1", "12.8", ((8, 0), (9, 0)))
+CPU_ONLY = built.Built("2.21.0", "1", None, (), ())
+WITH_GPU = built.Built("2.21.0", "1", "12.8", ((8, 0), (9, 0)), ((7, 5), (9, 0)))
 
 
 @pytest.mark.parametrize(
@@ -144,11 +146,38 @@ WITH_GPU = built.Built("2.21.0", "1", "12.8", ((8, 0), (9, 0)))
         (WITH_GPU, [(12, 0)], 13000, None),
         (WITH_GPU, [(8, 6)], 12040, None),  # minor versions of CUDA are compatible
         (WITH_GPU, [], None, None),
-        (WITH_GPU, [(9, 0), (7, 5)], 12080, "need compute capability 8.0, a GPU in sight has 7.5"),
-        (WITH_GPU, [(9, 0)], 11080, "built with CUDA 12.8, the GPU's driver knows CUDA 11.8"),
+        (WITH_GPU, [(7, 5)], 12080, None),
+        (WITH_GPU, [(8, 6)], 12000, "for which a driver must know CUDA 12.1; the GPU's knows 12.0"),
+        # The driver compiles these from PTX, which must not be newer than it.
+        (WITH_GPU, [(7, 5)], 12040, "built with CUDA 12.8, the GPU's driver knows CUDA 12.4"),
+        (WITH_GPU, [(8, 0), (12, 0)], 12040, "built with CUDA 12.8, the GPU's driver knows"),
+        (WITH_GPU, [(9, 0), (7, 0)], 12080, "need compute capability 7.5, a GPU in sight has 7.0"),
+        (WITH_GPU, [(9, 0)], 11080, "for which a driver must know CUDA 12.1; the GPU's knows 11.8"),
+        (
+            dataclasses.replace(WITH_GPU, cuda="13.0"),
+            [(9, 0)],
+            12080,
+            "the GPU's driver knows CUDA 12.8",
+        ),
         (CPU_ONLY, [(9, 0)], 13000, "a GPU is in sight, and the op library has no GPU kernels"),
     ],
 )
 def test_what_keeps_the_library_from_the_gpus_in_sight(record, capabilities, driver, problem):
     said = built.gpu_problem(record, capabilities, driver)
     assert said is None if problem is None else problem in said
+
+
+@pytest.mark.parametrize(
+    ("capability", "code"),
+    [
+        ((7, 0), None),
+        ((7, 5), "PTX for 7.5"),
+        ((8, 0), "machine code for 8.0"),
+        ((8, 9), "machine code for 8.0"),
+        ((9, 0), "machine code for 9.0"),
+        ((10, 3), "PTX for 9.0"),
+        ((12, 0), "PTX for 9.0"),
+    ],
+)
+def test_what_a_gpu_runs(capability, code):
+    assert WITH_GPU.code_for(capability) == code

@@ -36,6 +36,7 @@ OPERATIONS = (
     "ScalecomFilter",
     "ScalecomScatter",
     "ScalecomDescend",
+    "ScalecomSubtract",
 )
 
 
@@ -437,7 +438,7 @@ def test_on_a_gpu_words_are_in_device_memory():
         pytest.skip("needs an op library that was built with nvcc")
     assert kernels_on_gpu("ScalecomCompensate") == {"any": {"residuals", "leads"}}
     assert kernels_on_gpu("ScalecomGather") == {"any": set()}
-    assert kernels_on_gpu("ScalecomFilter") == {"any": {"residuals", "finite"}}
+    assert kernels_on_gpu("ScalecomFilter") == {"any": {"residuals"}}
     assert kernels_on_gpu("ScalecomScatter") == {"any": set()}
     assert kernels_on_gpu("ScalecomDescend") == {"any": {"variables"}}
     assert kernels_on_gpu("Bitcast") == {"any": set()}
@@ -446,6 +447,64 @@ def test_on_a_gpu_words_are_in_device_memory():
         assert on_gpu["float32"] <= {"pred", "value_index"}, operation
         # Why it is not int32 that travels.
         assert on_gpu["int32"] - {"pred", "value_index"}, operation
+
+
+def operations_of(function):
+    """Those of a traced function and of the functions that it calls."""
+    graph = function.get_concrete_function().graph
+    bodies = [graph] + [graph._get_function(name).graph for name in graph._functions]
+    return [operation for body in bodies for operation in body.get_operations()]
+
+
+def gpu_kernels_of(operation):
+    """Its kernels on a GPU."""
+    definition = operation.node_def
+
+    def suits(constraint):
+        allowed = constraint.allowed_values.list.type
+        return not allowed or definition.attr[constraint.name].type in allowed
+
+    return [
+        kernel
+        for kernel in registered_kernels.get_registered_kernels_for_op(operation.type).kernel
+        if kernel.device_type in ("GPU", "DEFAULT") and all(map(suits, kernel.constraint))
+    ]
+
+
+# What makes or passes on a value that is known before the graph runs, or is in host memory anyway.
+STATIC = {"Const", "Placeholder", "NoOp", "Range", "VarHandleOp", "ReadVariableOp", "Shape", "Size"}
+
+
+@pytest.mark.parametrize("case", [*EXCHANGES, None], ids=lambda c: c.name if c else "mixed_dtypes")
+def test_on_a_gpu_the_twin_keeps_indices_in_device_memory(case, monkeypatch):
+    """Every operation that computes has a kernel there, and none takes int32 to the host."""
+    layout = case.layout(*SHAPES) if case else MIXED
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: ["GPU:0"])
+    gradients, residuals = inputs(layout, seed=0)
+
+    @tf.function(autograph=False)
+    def run():
+        values, words, nonfinite = xla.compensate(gradients, residuals, leads, layout)
+        selected, unsent = xla.gather(values, words, nonfinite, layout, 1.0)
+        free = xla.filter_residuals(unsent, residuals, tf.equal(nonfinite, 0), layout)
+        return selected, xla.scatter(words, selected, layout, free)
+
+    leads = tf.Variable(True)
+    moved = []
+    for operation in operations_of(run):
+        inputs_here = [i for i in operation.inputs if i.op.type not in STATIC]
+        if operation.type in STATIC or not inputs_here:
+            continue
+        kernels = gpu_kernels_of(operation)
+        if not kernels:
+            moved.append(f"{operation.name} ({operation.type}) has no kernel on a GPU")
+        for tensor in [*inputs_here, *operation.outputs]:
+            on_host = all(
+                "output" in k.host_memory_arg or "x" in k.host_memory_arg for k in kernels
+            )
+            if kernels and on_host and tensor.dtype == tf.int32:
+                moved.append(f"{operation.name} ({operation.type}) takes int32 to the host")
+    assert not moved, "\n".join(moved)
 
 
 @pytest.mark.parametrize("device", ["/job:worker/replica:0/task:1/device:GPU:0", "CPU:0"])

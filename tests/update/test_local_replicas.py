@@ -54,9 +54,19 @@ def test_replicas_agree_with_the_specification(split_cluster, name):
         np.testing.assert_allclose(held, residuals, rtol=1e-5, atol=1e-6)
 
 
-def test_a_hierarchical_exchange_is_one_between_workers(split_cluster):
+def apply_summed_by_collectives(strategy, *arguments, **named):
+    """As on GPUs, where the sums inside a worker are NCCL's."""
+    operations = strategy.extended.make_local_cross_device_ops()
+    strategy.extended.local_cross_device_ops = operations
+    history = apply_known_gradients(strategy, *arguments, **named)
+    assert all(launcher.ended.numpy() == len(history) for launcher in operations._launchers)
+    return history
+
+
+@pytest.mark.parametrize("apply", [apply_known_gradients, apply_summed_by_collectives])
+def test_a_hierarchical_exchange_is_one_between_workers(split_cluster, apply):
     case, steps = CASES["top1"], 5
-    histories = split_cluster.run(apply_known_gradients, case, steps, hierarchical=True)
+    histories = split_cluster.run(apply, case, steps, hierarchical=True)
     gradients = known_gradients(steps, REPLICAS).reshape(steps, WORKERS, DEVICES, -1).sum(axis=2)
     tensor = case.layout(SHAPE).tensors[0]
     residuals = np.zeros(gradients.shape[1:], np.float32)

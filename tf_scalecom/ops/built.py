@@ -13,6 +13,9 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 _NO_GPU_KERNELS = "no GPU kernels (no working nvcc when it was built)"
+_PTX = "PTX"
+# The CUDA from which on a kernel's parameters may be over 4 KiB: lists of tensors are.
+_LARGE_PARAMETERS = (12, 1)
 _RECORD = re.compile(rb"scalecom_built:(\w+)=([^\0]*)\0")
 
 
@@ -24,34 +27,51 @@ class Built:
         tensorflow: version of TensorFlow, "" if there is no record.
         cxx11_abi: "1" or "0", the ABI of libstdc++.
         cuda: version of the CUDA toolkit, e.g. "13.0"; None without GPU kernels.
-        cuda_archs: compute capabilities that the GPU kernels are built for, rising: (8, 0), ...
-            Later ones than the last are compiled by the driver.
+        cuda_binaries: compute capabilities that the GPU kernels are machine code for, rising:
+            (8, 0), ... Later ones of the same generation run that, too.
+        cuda_ptx: those that they are PTX for, from which the driver makes machine code for later
+            ones.
     """
 
     tensorflow: str
     cxx11_abi: str
     cuda: str | None
-    cuda_archs: tuple[tuple[int, int], ...]
+    cuda_binaries: tuple[tuple[int, int], ...]
+    cuda_ptx: tuple[tuple[int, int], ...]
 
     def __str__(self):
         gpu = _NO_GPU_KERNELS
         if self.cuda:
-            archs = ", ".join(map(_text, self.cuda_archs))
-            gpu = f"GPU kernels for compute capability {archs} and later, CUDA {self.cuda}"
+            gpu = (
+                f"GPU kernels for compute capability {', '.join(map(_text, self.cuda_binaries))}, "
+                f"PTX for {', '.join(map(_text, self.cuda_ptx))} and later, CUDA {self.cuda}"
+            )
         return f"built for TensorFlow {self.tensorflow}; {gpu}"
+
+    def code_for(self, capability: tuple[int, int]) -> str | None:
+        """What a GPU runs: "machine code for 8.0", or "PTX for 9.0"; None if there is nothing."""
+        same = [b for b in self.cuda_binaries if b[0] == capability[0] and b <= capability]
+        earlier = [p for p in self.cuda_ptx if p <= capability]
+        if same:
+            return f"machine code for {_text(same[-1])}"
+        return f"{_PTX} for {_text(earlier[-1])}" if earlier else None
 
 
 def read(library: pathlib.Path) -> Built:
     """Reads the record of a library."""
     facts = {name.decode(): value.decode() for name, value in _RECORD.findall(library.read_bytes())}
-    # nvcc writes 800 for 8.0.
-    archs = [divmod(int(arch) // 10, 10) for arch in facts.get("cuda_archs", "").split(",") if arch]
     return Built(
         facts.get("tensorflow", ""),
         facts.get("cxx11_abi", ""),
         facts.get("cuda"),
-        tuple(sorted(archs)),
+        _capabilities(facts.get("cuda_binaries", "")),
+        _capabilities(facts.get("cuda_ptx", "")),
     )
+
+
+def _capabilities(listed):
+    # nvcc writes 80 for 8.0.
+    return tuple(sorted(divmod(int(number), 10) for number in listed.split("+") if number))
 
 
 def check_tensorflow(library: pathlib.Path) -> None:
@@ -80,17 +100,30 @@ def gpu_problem(
     """
     if built.cuda is None:
         return f"a GPU is in sight, and the op library has {_NO_GPU_KERNELS}"
-    least = built.cuda_archs[0]
+    is_compiled_by_driver = False
     for capability in capabilities:
-        if capability < least:
+        code = built.code_for(capability)
+        if code is None:
+            least = min(built.cuda_binaries + built.cuda_ptx)
             return (
                 f"the op library's GPU kernels need compute capability {_text(least)}, a GPU in "
                 f"sight has {_text(capability)}"
             )
-    if driver is not None and driver // 1000 < int(built.cuda.partition(".")[0]):
+        is_compiled_by_driver |= code.startswith(_PTX)
+    if driver is None:
+        return None
+    known = driver // 1000, driver % 1000 // 10
+    if known < _LARGE_PARAMETERS:
+        return (
+            f"the op library's GPU kernels have large parameters, for which a driver must know "
+            f"CUDA {_text(_LARGE_PARAMETERS)}; the GPU's knows {_text(known)}: update it"
+        )
+    major, minor = map(int, built.cuda.split("."))
+    if known[0] < major or (is_compiled_by_driver and known < (major, minor)):
+        # Machine code runs with any driver of the same major version; PTX may be too new for one.
         return (
             f"the op library is built with CUDA {built.cuda}, the GPU's driver knows CUDA "
-            f"{driver // 1000}.{driver % 1000 // 10}: update it, or build with an older nvcc"
+            f"{_text(known)}: update it, or build with an older nvcc"
         )
     return None
 

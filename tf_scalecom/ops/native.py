@@ -72,10 +72,13 @@ def suits() -> tuple[bool, str]:
         return False, "a TPU runs plain TensorFlow operations only"
     if not tf.config.list_logical_devices("GPU") or unavailable():
         return True, "the op library is loaded"
-    problem = built.gpu_problem(built.read(LIBRARY), *built.gpu_facts())
+    record = built.read(LIBRARY)
+    capabilities, driver = built.gpu_facts()
+    problem = built.gpu_problem(record, capabilities, driver)
     if problem:
         return False, problem
-    return True, "the op library is loaded, and has kernels for the GPUs in sight"
+    codes = sorted({str(record.code_for(capability)) for capability in capabilities})
+    return True, f"the op library is loaded, and the GPUs in sight run its {' and '.join(codes)}"
 
 
 def unavailable() -> str | None:

@@ -3,6 +3,10 @@
 TensorFlow's collectives broadcast no 8- or 16-bit integers, so bytes travel as int32 words: first
 all 1-byte offsets of a layout, then 2-byte, then 4-byte ones, each group little-endian and padded
 with zeros to a whole word.
+
+On a GPU TensorFlow keeps int32 in host memory, but for a few operations, and has no kernel that
+pads or splits most integers. So words are int32 by name alone: what is computed is uint32 or, of
+indices where there is a GPU, int64; and cut by slices.
 """
 
 from collections.abc import Sequence
@@ -12,7 +16,7 @@ import tensorflow as tf
 from tf_scalecom.wire.layout import Layout, TensorLayout
 
 # Width of an offset in bytes -> its type.
-_OFFSET_DTYPES = {1: tf.uint8, 2: tf.uint16, 4: tf.int32}
+_OFFSET_DTYPES = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32}
 
 
 def pack_offsets(offsets: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
@@ -27,38 +31,47 @@ def pack_offsets(offsets: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
     """
     words = []
     for width, members in layout.offset_groups.items():
-        group = tf.concat([offsets[i] for i in members], axis=-1)
-        group = tf.cast(group, _OFFSET_DTYPES[width])
+        dtype = _OFFSET_DTYPES[width]
+        parts = [tf.cast(offsets[i], dtype) for i in members]
         per_word = 4 // width
+        *axes, _ = parts[0].shape
+        padding = -sum(part.shape[-1] for part in parts) % per_word
+        if padding:
+            parts.append(tf.zeros([*axes, padding], dtype))
+        group = tf.concat(parts, axis=-1)
         if per_word > 1:
-            *axes, size = group.shape
-            group = tf.pad(group, [*[[0, 0]] * len(axes), [0, -size % per_word]])
-            group = tf.bitcast(tf.reshape(group, [*axes, -1, per_word]), tf.int32)
+            group = tf.bitcast(tf.reshape(group, [*axes, -1, per_word]), tf.uint32)
         words.append(group)
-    return tf.concat(words, axis=-1)
+    return tf.bitcast(tf.concat(words, axis=-1), tf.int32)
 
 
 def unpack_offsets(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
-    """Inverse of `pack_offsets`: int32 [..., kept] of each compressed tensor of `layout`."""
+    """Inverse of `pack_offsets`: [..., kept] of each compressed tensor of `layout`.
+
+    Their dtype is that of a small tensor's indices.
+    """
     offsets: dict[int, tf.Tensor] = {}
     tensors = _tensors(layout)
     axes = words.shape[:-1].as_list()
-    start = 0
+    words = tf.bitcast(words, tf.uint32)
+    first_word = 0
     for width, members in layout.offset_groups.items():
         sizes = [tensors[i].kept for i in members]
-        size = -(-sum(sizes) * width // 4)
-        group = words[..., start : start + size]
-        start += size
+        words_here = -(-sum(sizes) * width // 4)
+        group = words[..., first_word : first_word + words_here]
+        first_word += words_here
         if width < 4:
             group = tf.reshape(tf.bitcast(group, _OFFSET_DTYPES[width]), [*axes, -1])
-            group = group[..., : sum(sizes)]
-        parts = tf.split(tf.cast(group, tf.int32), sizes, axis=-1)
-        offsets.update(zip(members, parts, strict=True))
+        group = tf.cast(group, _index_dtype(elements=0))
+        begin = 0
+        for i, size in zip(members, sizes, strict=True):
+            offsets[i] = group[..., begin : begin + size]
+            begin += size
     return [offsets[i] for i in range(len(tensors))]
 
 
 def flat_indices(words: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
-    """Indices in the flat tensors: [kept] each; int32, or int64 past 2**31 elements."""
+    """Indices in the flat tensors, [kept] each, of `index_dtype`."""
     indices = []
     for offsets, tensor in zip(unpack_offsets(words, layout), _tensors(layout), strict=True):
         starts = starts_of_chunks(tensor, 0, tensor.kept)
@@ -73,8 +86,13 @@ def starts_of_chunks(tensor: TensorLayout, first: int, last: int) -> tf.Tensor:
 
 
 def index_dtype(tensor: TensorLayout) -> tf.DType:
-    """Of the elements of a tensor."""
-    return tf.int32 if tensor.elements <= tf.int32.max else tf.int64
+    """Of the elements of a tensor: int32; int64 past 2**31 elements, or where there is a GPU."""
+    return _index_dtype(tensor.elements)
+
+
+def _index_dtype(elements: int) -> tf.DType:
+    is_int32 = elements <= tf.int32.max and not tf.config.list_logical_devices("GPU")
+    return tf.int32 if is_int32 else tf.int64
 
 
 def slices(words: tf.Tensor, reduced: tf.Tensor, layout: Layout) -> list[tf.IndexedSlices]:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_scalecom.ops.kernels import Compensated, Gathered
-from tf_scalecom.ops.words import flat_indices, pack_offsets, slices
+from tf_scalecom.ops.words import flat_indices, index_dtype, pack_offsets, slices
 from tf_scalecom.wire.layout import Layout, TensorLayout
 from tf_scalecom.wire.selection import MAX_CHUNK_SIZE
 
@@ -50,11 +50,13 @@ def compensate(
         offsets = [
             _RULES[t.selection](_flat(p), t) for p, t in zip(values, _tensors(layout), strict=True)
         ]
-        return pack_offsets(offsets, layout)
+        # Not as int32, which on a GPU would leave the cond in host memory.
+        return tf.bitcast(pack_offsets(offsets, layout), tf.uint32)
 
     words = tf.cond(
-        tf.convert_to_tensor(leads), select, lambda: tf.zeros([layout.offset_words], tf.int32)
+        tf.convert_to_tensor(leads), select, lambda: tf.zeros([layout.offset_words], tf.uint32)
     )
+    words = tf.bitcast(words, tf.int32)
     nonfinite = tf.where(all_finite(values), tf.constant(0, tf.uint32), tf.constant(1, tf.uint32))
     return Compensated(values, words, nonfinite)
 
@@ -164,23 +166,24 @@ def _largest_of_chunks(compensated: tf.Tensor, tensor: TensorLayout) -> tf.Tenso
     parts = []
     if tensor.full_chunks:
         chunks = tf.reshape(magnitude[:body_size], [tensor.full_chunks, tensor.chunk_size])
-        parts.append(_largest(chunks, tensor.chunk_keep))
+        parts.append(_largest(chunks, tensor.chunk_keep, index_dtype(tensor)))
     if tensor.tail_keep:
-        parts.append(_largest(magnitude[tf.newaxis, body_size:], tensor.tail_keep))
+        tail = magnitude[tf.newaxis, body_size:]
+        parts.append(_largest(tail, tensor.tail_keep, index_dtype(tensor)))
     return tf.concat(parts, axis=0)
 
 
 def _largest_of_all(compensated: tf.Tensor, tensor: TensorLayout) -> tf.Tensor:
-    return tf.sort(_largest(tf.abs(compensated)[tf.newaxis], tensor.kept))
+    return tf.sort(_largest(tf.abs(compensated)[tf.newaxis], tensor.kept, index_dtype(tensor)))
 
 
-def _largest(chunks: tf.Tensor, keep: int) -> tf.Tensor:
+def _largest(chunks: tf.Tensor, keep: int, dtype: tf.DType) -> tf.Tensor:
     if keep == 1:
-        return tf.argmax(chunks, axis=1, output_type=tf.int32)
-    return tf.reshape(tf.math.top_k(chunks, keep).indices, [-1])
+        return tf.cast(tf.argmax(chunks, axis=1, output_type=tf.int32), dtype)
+    return tf.reshape(tf.cast(tf.math.top_k(chunks, keep).indices, dtype), [-1])
 
 
-# Selection -> (residual + gradient, flat; its plan) -> int32 [kept] offsets, chunk after chunk.
+# Selection -> (residual + gradient, flat; its plan) -> offsets [kept], chunk after chunk.
 _RULES: dict[str, Callable[[tf.Tensor, TensorLayout], tf.Tensor]] = {
     "chunk": _largest_of_chunks,
     "exact": _largest_of_all,

@@ -59,6 +59,21 @@ def worker(strategy: tf.distribute.Strategy) -> int:
     return strategy.extended._id_in_cluster
 
 
+def _sum_inside(gradients, local_cross_device_ops) -> list[Gradient]:
+    """The sums of a worker's replicas, on its first device.
+
+    Between GPUs by NCCL, which keeps all links busy; elsewhere the first device reads all, as it
+    does where one thread runs operations one by one.
+    """
+    if local_cross_device_ops is None or tf.executing_eagerly():
+        return [sum_on_device(parts) for parts in zip(*gradients, strict=True)]
+    sums = local_cross_device_ops.sum(gradients)
+    # The exchange between workers waits for all: NCCL's two groups must not meet on a GPU in one
+    # order here and in another there.
+    with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
+        return tf.nest.map_structure(tf.identity, sums[0], expand_composites=True)
+
+
 def exchange(
     gradients: Sequence[Sequence[Gradient]],
     plan: Plan,
@@ -78,7 +93,7 @@ def exchange(
     """
     devices = extended.worker_devices
     with tf.device(devices[0]):
-        summed = [sum_on_device(parts) for parts in zip(*gradients, strict=True)]
+        summed = _sum_inside(gradients, extended.local_cross_device_ops)
     if extended._num_workers == 1:
         plan = plan.without_compression()
     ops = extended.worker_cross_device_ops

@@ -1,4 +1,6 @@
 // The CPU functions of the C ABI: check, cut into tasks, run.
+#include <string.h>
+
 #include "core/cpu/kernels.h"
 #include "core/cpu/parallel.h"
 #include "core/cpu/select_exact.h"
@@ -95,8 +97,7 @@ const char* scalecom_status_text(int32_t status) {
     case SCALECOM_OK: return "ok";
     case SCALECOM_INVALID_ARGUMENT: return "an argument breaks a rule of scalecom.h";
     case SCALECOM_WORKSPACE_TOO_SMALL: return "the workspace is smaller than asked for";
-    case SCALECOM_DEVICE_ERROR: return "the device refused a launch; its last error says why";
-    default: return "not a status";
+    default: return status >= SCALECOM_DEVICE_ERROR ? "an error of the device" : "not a status";
   }
 }
 
@@ -174,13 +175,20 @@ int32_t scalecom_flag_write_cpu(const uint32_t* nonfinite, int32_t wire_type, vo
 }
 
 int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t count, float beta,
-                                      const scalecom_executor* executor) {
-  if (!beta_valid(beta) || !tensors_valid(tensors, count, kResidual | kCompensated)) {
+                                      const uint8_t* finite, const scalecom_executor* executor) {
+  if (!beta_valid(beta) || !pointer_valid(finite, 1) ||
+      !tensors_valid(tensors, count, kResidual | kCompensated)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  if (beta == 1.0f) return SCALECOM_OK;
+  const bool is_finite = *finite != 0;
+  if (is_finite && beta == 1.0f) return SCALECOM_OK;
   run_blocks(tensors, count, executor, [&](const scalecom_tensor& t, int64_t begin, int64_t end) {
-    kernels().filter(t, begin, end, beta);
+    if (is_finite) {
+      kernels().filter(t, begin, end, beta);
+    } else {
+      memcpy(t.compensated + begin, t.residual + begin,
+             static_cast<size_t>(end - begin) * sizeof(float));
+    }
   });
   return SCALECOM_OK;
 }

@@ -20,6 +20,36 @@ constexpr int kVector = Policy::kVector;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
+// A warp can reduce integers in one instruction from compute capability 8.0 on. The emulator knows
+// that, too, and tests the other way where it is told to (see the Makefile).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define SCALECOM_REDUCE_BY_SHUFFLES
+#endif
+
+#if !defined(SCALECOM_REDUCE_BY_SHUFFLES)
+__device__ __forceinline__ int32_t warp_max(int32_t v) { return __reduce_max_sync(kAllLanes, v); }
+__device__ __forceinline__ uint32_t warp_min(uint32_t v) { return __reduce_min_sync(kAllLanes, v); }
+__device__ __forceinline__ uint32_t warp_sum(uint32_t v) { return __reduce_add_sync(kAllLanes, v); }
+#else
+template <typename T, typename Combine>
+__device__ __forceinline__ T warp_reduced(T v, const Combine& combine) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    v = combine(v, __shfl_xor_sync(kAllLanes, v, step));
+  }
+  return v;
+}
+__device__ __forceinline__ int32_t warp_max(int32_t v) {
+  return warp_reduced(v, [](int32_t a, int32_t b) { return max(a, b); });
+}
+__device__ __forceinline__ uint32_t warp_min(uint32_t v) {
+  return warp_reduced(v, [](uint32_t a, uint32_t b) { return min(a, b); });
+}
+__device__ __forceinline__ uint32_t warp_sum(uint32_t v) {
+  return warp_reduced(v, [](uint32_t a, uint32_t b) { return a + b; });
+}
+#endif
+
 // The types of the table in scalecom.h.
 struct CudaElements {
   using float32 = float;
@@ -94,20 +124,36 @@ struct Packed {
     Word word[kWords];
     T lane[kVector];
   };
-  __device__ Packed() {}
+  __device__ Packed() : word{} {}
 };
 
 template <typename T>
-__device__ __forceinline__ Vector load_vector(const T* p) {
+__device__ __forceinline__ Vector unpacked(const Packed<T>& packed) {
+  Vector v;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) v.lane[i] = to_float(packed.lane[i]);
+  return v;
+}
+
+template <typename T>
+__device__ __forceinline__ Packed<T> packed_vector(const T* p) {
   Packed<T> packed;
 #pragma unroll
   for (int i = 0; i < Packed<T>::kWords; ++i) {
     packed.word[i] = reinterpret_cast<const typename Packed<T>::Word*>(p)[i];
   }
-  Vector v;
+  return packed;
+}
+
+// Of what nobody reads again before it is overwritten: the caches need not keep it.
+template <typename T>
+__device__ __forceinline__ Packed<T> stream_vector(const T* p) {
+  Packed<T> packed;
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) v.lane[i] = to_float(packed.lane[i]);
-  return v;
+  for (int i = 0; i < Packed<T>::kWords; ++i) {
+    packed.word[i] = __ldcs(reinterpret_cast<const typename Packed<T>::Word*>(p) + i);
+  }
+  return packed;
 }
 
 template <typename T>
@@ -127,7 +173,30 @@ __device__ __forceinline__ bool vector_aligned(const T* p) {
   return reinterpret_cast<uintptr_t>(p) % sizeof(typename Packed<T>::Word) == 0;
 }
 
+// Which elements of a batch count, from its first on: all, or those of [begin, end).
+struct All {
+  __device__ static constexpr bool any(int) { return true; }    // of the vector at an element
+  __device__ static constexpr bool every(int) { return true; }  // the same
+  __device__ static constexpr bool has(int) { return true; }    // the element
+};
+struct Range {
+  int begin;
+  int end;
+  __device__ __forceinline__ bool any(int at) const { return at + kVector > begin && at < end; }
+  __device__ __forceinline__ bool every(int at) const { return at >= begin && at + kVector <= end; }
+  __device__ __forceinline__ bool has(int at) const { return at >= begin && at < end; }
+};
+
+// Elements from `base` on, of [begin, end), as far as a batch can reach.
+__device__ __forceinline__ Range range_from(int64_t base, int64_t begin, int64_t end) {
+  return {static_cast<int>(maximum(begin - base, 0)),
+          static_cast<int>(minimum(end - base, int64_t{1} << 30))};
+}
+
 // p = residual + gradient of a tensor, which every pass over a gradient writes.
+//
+// Chunks need not begin at a vector (a multiple of 4 elements). Where p takes the gradient's place,
+// who makes the neighbours in a vector may have made them already: nobody uses what it reads there.
 template <typename T>
 struct Compensation {
   const T* gradient;
@@ -144,39 +213,68 @@ struct Compensation {
         aligned(vector_aligned(gradient) && vector_aligned(residual) &&
                 vector_aligned(static_cast<const float*>(compensated))) {}
 
-  // Makes p of elements [at, at + 4), and their keys, -1 outside [begin, end). `at` is a multiple
-  // of 4: chunks need not begin at one, vectors do. Where p takes the gradient's place, who
-  // makes the neighbours in a vector may have made them already: nobody uses what it reads there.
-  __device__ __forceinline__ void keys(int64_t at, int64_t begin, int64_t end,
-                                       int32_t (&keys)[kVector]) const {
-    if (aligned && at + kVector <= elements) {
-      const Vector m = load_vector(residual + at);
-      const Vector g = load_vector(gradient + at);
-      Vector p;
+  // Whether all vectors with elements below `end` can be read whole.
+  __device__ __forceinline__ bool interior(int64_t end) const {
+    return aligned && ceil_div(end, kVector) * kVector <= elements;
+  }
+
+  // Makes p of kCount vectors of the interior, and calls visit(at, keys) with the keys of each, -1
+  // where they do not count. The vectors begin `first`, `first + stride`, ... elements behind
+  // `base`, which is where one begins. All loads are on their way before the first is used.
+  template <int kCount, typename Counts, typename Visit>
+  __device__ __forceinline__ void batch(int64_t base, int first, int stride, const Counts& counts,
+                                        const Visit& visit) const {
+    Packed<float> m[kCount];
+    Packed<T> g[kCount];
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        p.lane[i] = __fadd_rn(m.lane[i], g.lane[i]);
-        const bool inside = at + i >= begin && at + i < end;
-        keys[i] = inside ? key_of(p.lane[i]) : -1;
-      }
-      if (at >= begin && at + kVector <= end) {
-        store_vector(compensated + at, p);
-        return;
-      }
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        if (keys[i] >= 0) compensated[at + i] = p.lane[i];
-      }
-      return;
+    for (int v = 0; v < kCount; ++v) {
+      const int at = first + v * stride;
+      if (!counts.any(at)) continue;
+      m[v] = stream_vector(residual + base + at);
+      g[v] = stream_vector(gradient + base + at);
     }
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const int64_t e = at + i;
-      keys[i] = -1;
-      if (e < begin || e >= end) continue;
-      const float p = __fadd_rn(residual[e], to_float(gradient[e]));
-      compensated[e] = p;
-      keys[i] = key_of(p);
+    for (int v = 0; v < kCount; ++v) {
+      const int at = first + v * stride;
+      const Vector before = unpacked(m[v]);
+      const Vector added = unpacked(g[v]);
+      Vector p;
+      int32_t keys[kVector];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        p.lane[i] = __fadd_rn(before.lane[i], added.lane[i]);
+        keys[i] = counts.has(at + i) ? key_of(p.lane[i]) : -1;
+      }
+      if (counts.every(at)) {
+        store_vector(compensated + base + at, p);
+      } else if (counts.any(at)) {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          if (counts.has(at + i)) compensated[base + at + i] = p.lane[i];
+        }
+      }
+      visit(at, keys);
+    }
+  }
+
+  // The same of what is not interior, element by element.
+  template <int kCount, typename Visit>
+  __device__ __forceinline__ void edge(int64_t base, int first, int stride, const Range& counts,
+                                       const Visit& visit) const {
+#pragma unroll 1
+    for (int v = 0; v < kCount; ++v) {
+      const int at = first + v * stride;
+      int32_t keys[kVector];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        keys[i] = -1;
+        if (!counts.has(at + i)) continue;
+        const int64_t e = base + at + i;
+        const float p = __fadd_rn(residual[e], to_float(gradient[e]));
+        compensated[e] = p;
+        keys[i] = key_of(p);
+      }
+      visit(at, keys);
     }
   }
 };

@@ -3,6 +3,7 @@
 // Every launch covers the whole list: three times count and descend, then tally the tiles,
 // scan the tallies, and emit the indices in order.
 #include "core/cuda/launch.cuh"
+#include "core/cuda/load.h"
 #include "core/cuda/select_exact.h"
 #include "core/radix.h"
 #include "core/validate.h"
@@ -36,12 +37,7 @@ struct Workspace {
   Tally* tallies;  // one a block of the list
 };
 
-// First element of this thread's vector of step `step` of a tile.
-__device__ __forceinline__ int64_t vector_start(int64_t tile, int step) {
-  return tile * kTile + step * kStep + threadIdx.x * kVector;
-}
-
-// Keys of a vector of p, which the first pass has made; -1 behind the end.
+// Keys of p, which the first pass has made.
 struct Keys {
   const float* compensated;
   int64_t elements;
@@ -50,60 +46,80 @@ struct Keys {
   __device__ explicit Keys(const scalecom_tensor& t)
       : compensated(t.compensated), elements(t.elements), aligned(vector_aligned(compensated)) {}
 
-  __device__ __forceinline__ int64_t load(int64_t tile, int step, int32_t (&keys)[kVector]) const {
-    const int64_t at = vector_start(tile, step);
-    if (aligned && at + kVector <= elements) {
-      const Vector p = load_vector(compensated + at);
+  // Of a thread's vectors of a tile, which begin `first`, `first + stride`, ... elements behind the
+  // tile's first; -1 behind the tensor's end. All loads are on their way before the first is used.
+  __device__ __forceinline__ void load(int64_t tile, int first, int stride,
+                                       int32_t (&keys)[kVectors][kVector]) const {
+    const float* start = compensated + tile * kTile + first;
+    const int64_t left = elements - tile * kTile - first;
+    if (aligned && (tile + 1) * kTile <= elements) {
+      Packed<float> p[kVectors];
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) keys[i] = key_of(p.lane[i]);
-      return at;
+      for (int v = 0; v < kVectors; ++v) p[v] = packed_vector(start + v * stride);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) keys[v][i] = key_of(p[v].lane[i]);
+      }
+      return;
     }
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      keys[i] = at + i < elements ? key_of(compensated[at + i]) : -1;
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const int at = v * stride + i;
+        keys[v][i] = at < left ? key_of(start[at]) : -1;
+      }
     }
-    return at;
   }
 };
 
-// Counts what a block's threads find, each calling keys_of(step, keys) for its vectors, and
-// returns the highest.
-template <typename KeysOf>
-__device__ __forceinline__ int32_t count_tile(State& state, RadixLevel radix,
-                                              const KeysOf& keys_of) {
+// Counts what a block's threads find: find(count) calls count(keys) for each of their vectors.
+template <typename Find>
+__device__ __forceinline__ void count_tile(State& state, RadixLevel radix, const Find& find) {
   __shared__ uint32_t bins[1 << 11];
   for (int i = threadIdx.x; i < 1 << radix.bits; i += kThreads) bins[i] = 0;
   __syncthreads();
   const int32_t prefix = state.key;
-  int32_t highest = 0;
-#pragma unroll Policy::Exact::kUnroll
-  for (int step = 0; step < kVectors; ++step) {
-    int32_t keys[kVector];
-    keys_of(step, keys);
+  find([&](const int32_t (&keys)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      highest = max(highest, keys[i]);
       if (keys[i] >= 0 && radix_agrees(radix, keys[i], prefix)) {
         atomicAdd(&bins[radix_digit(radix, keys[i])], 1u);
       }
     }
-  }
+  });
   __syncthreads();
   for (int i = threadIdx.x; i < 1 << radix.bits; i += kThreads) {
     if (bins[i] != 0) atomicAdd(&state.bins[radix.first + i], bins[i]);
   }
-  return highest;
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     count_first(const List __grid_constant__ list, Workspace work, uint32_t* nonfinite) {
+  constexpr int kBatch = Policy::narrowed<T>(Policy::Exact::kUnroll);
   const Unit unit = find_unit(list);
   const Compensation<T> p(list.tensors[unit.tensor]);
-  const int32_t highest =
-      count_tile(work.states[unit.tensor], radix_level(0), [&](int step, int32_t (&keys)[kVector]) {
-        p.keys(vector_start(unit.index, step), 0, p.elements, keys);
-      });
+  const int64_t base = unit.index * kTile;
+  const bool whole = p.interior(base + kTile);
+  int32_t highest = 0;
+  count_tile(work.states[unit.tensor], radix_level(0), [&](const auto& count) {
+    const auto see = [&](int, const int32_t (&keys)[kVector]) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) highest = max(highest, keys[i]);
+      count(keys);
+    };
+#pragma unroll 1
+    for (int step = 0; step < kVectors; step += kBatch) {
+      const int first = step * kStep + threadIdx.x * kVector;
+      if (whole) {
+        p.template batch<kBatch>(base, first, kStep, All{}, see);
+      } else {
+        p.template edge<kBatch>(base, first, kStep, range_from(base, 0, p.elements), see);
+      }
+    }
+  });
   raise_flag(nonfinite, highest);
 }
 
@@ -111,8 +127,12 @@ __global__ void __launch_bounds__(kThreads)
     count_next(const List __grid_constant__ list, Workspace work, int level) {
   const Unit unit = find_unit(list);
   const Keys p(list.tensors[unit.tensor]);
-  count_tile(work.states[unit.tensor], radix_level(level),
-             [&](int step, int32_t (&keys)[kVector]) { p.load(unit.index, step, keys); });
+  int32_t keys[kVectors][kVector];
+  p.load(unit.index, threadIdx.x * kVector, kStep, keys);
+  count_tile(work.states[unit.tensor], radix_level(level), [&](const auto& count) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) count(keys[v]);
+  });
 }
 
 // One warp a tensor: the bin, counted from the top, in which the last kept element lies.
@@ -141,8 +161,6 @@ __global__ void descend(const List __grid_constant__ list, Workspace work, int l
   }
 }
 
-__device__ __forceinline__ uint32_t warp_sum(uint32_t v) { return __reduce_add_sync(kAllLanes, v); }
-
 __global__ void __launch_bounds__(kThreads)
     tally(const List __grid_constant__ list, Workspace work) {
   __shared__ Tally sums;
@@ -151,16 +169,16 @@ __global__ void __launch_bounds__(kThreads)
   const Unit unit = find_unit(list);
   const Keys p(list.tensors[unit.tensor]);
   const int32_t threshold = work.states[unit.tensor].key;
+  int32_t keys[kVectors][kVector];
+  p.load(unit.index, threadIdx.x * kVector, kStep, keys);
   uint32_t above = 0;
   uint32_t equal = 0;
-#pragma unroll Policy::Exact::kUnroll
-  for (int step = 0; step < kVectors; ++step) {
-    int32_t keys[kVector];
-    p.load(unit.index, step, keys);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      above += keys[i] > threshold;
-      equal += keys[i] == threshold;
+      above += keys[v][i] > threshold;
+      equal += keys[v][i] == threshold;
     }
   }
   above = warp_sum(above);
@@ -223,37 +241,64 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Each warp has a run of the tile, so that threads meet once: for the counts of the warps before.
 __global__ void __launch_bounds__(kThreads)
     emit(const List __grid_constant__ list, Workspace work) {
+  constexpr int kWarps = kThreads / kWarp;
+  constexpr int kRow = kWarp * kVector;  // elements that a warp takes at a time
+  __shared__ uint32_t totals[kWarps];
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const Keys p(t);
   const int32_t threshold = work.states[unit.tensor].key;
   const uint32_t ties = static_cast<uint32_t>(work.states[unit.tensor].ties);
-  Tally total = work.tallies[blockIdx.x];
-  for (int step = 0; step < kVectors; ++step) {
-    int32_t keys[kVector];
-    const int64_t at = p.load(unit.index, step, keys);
-    Tally mine = {0, 0};
+  const Tally before = work.tallies[blockIdx.x];
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const int first = warp * kTile / kWarps + lane * kVector;
+  int32_t keys[kVectors][kVector];
+  p.load(unit.index, first, kRow, keys);
+  // Two counts in one word, so that one sum adds both: those equal << 16 | those above.
+  static_assert(kTile < 1 << 16, "a tile's counts fit 16 bits");
+  uint32_t mine[kVectors];
+  uint32_t all = 0;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    mine[v] = 0;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      mine.above += keys[i] > threshold;
-      mine.equal += keys[i] == threshold;
+      mine[v] += (keys[v][i] > threshold) + ((keys[v][i] == threshold) << 16);
     }
-    Tally all;
-    const Tally before = block_scan(mine, &all);
-    uint32_t above = total.above + before.above;
-    uint32_t equal = total.equal + before.equal;
+    all += mine[v];
+  }
+  all = warp_sum(all);
+  if (lane == 0) totals[warp] = all;
+  __syncthreads();
+  uint32_t sofar = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sofar += w < warp ? totals[w] : 0;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (__ballot_sync(kAllLanes, mine[v] != 0) == 0) continue;
+    uint32_t through = mine[v];
+#pragma unroll
+    for (int step = 1; step < kWarp; step *= 2) {
+      const uint32_t other = __shfl_up_sync(kAllLanes, through, step);
+      if (lane >= step) through += other;
+    }
+    const uint32_t here = sofar + through - mine[v];
+    sofar += __shfl_sync(kAllLanes, through, kWarp - 1);
+    uint32_t above = before.above + (here & 0xffff);
+    uint32_t equal = before.equal + (here >> 16);
+    const uint32_t at = static_cast<uint32_t>(unit.index * kTile) + first + v * kRow;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      if (keys[i] > threshold || (keys[i] == threshold && equal < ties)) {
-        offset_store(t, above + min(equal, ties), static_cast<uint32_t>(at + i));
+      if (keys[v][i] > threshold || (keys[v][i] == threshold && equal < ties)) {
+        offset_store(t, above + min(equal, ties), at + i);
       }
-      above += keys[i] > threshold;
-      equal += keys[i] == threshold;
+      above += keys[v][i] > threshold;
+      equal += keys[v][i] == threshold;
     }
-    total.above += all.above;
-    total.equal += all.equal;
   }
 }
 
@@ -262,25 +307,30 @@ int32_t launch_exact(const scalecom_tensor* tensors, int64_t count, uint32_t* no
                      void* workspace, void* stream) {
   Workspace work = {static_cast<State*>(workspace),
                     reinterpret_cast<Tally*>(static_cast<State*>(workspace) + count)};
-  if (cudaMemsetAsync(workspace, 0, static_cast<size_t>(count) * sizeof(State),
-                      static_cast<cudaStream_t>(stream)) != cudaSuccess) {
-    return SCALECOM_DEVICE_ERROR;
-  }
+  const int32_t cleared = status_of(cudaMemsetAsync(
+      workspace, 0, static_cast<size_t>(count) * sizeof(State), static_cast<cudaStream_t>(stream)));
+  if (cleared != SCALECOM_OK) return cleared;
   return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
     const unsigned tensors_here = static_cast<unsigned>(list.count);
+    int32_t status = SCALECOM_OK;
+    const auto start = [&](auto kernel, unsigned size, unsigned threads, const auto&... arguments) {
+      if (status != SCALECOM_OK) return;
+      status = start_kernel(kernel, size, threads, stream, list, work, arguments...);
+    };
     for (int level = 0; level < kRadixLevelCount; ++level) {
       if (level == 0) {
-        start_kernel(count_first<T>, blocks, kThreads, stream, list, work, nonfinite);
+        start(count_first<T>, blocks, kThreads, nonfinite);
       } else {
-        start_kernel(count_next, blocks, kThreads, stream, list, work, level);
+        start(count_next, blocks, kThreads, level);
       }
-      start_kernel(descend, tensors_here, kWarp, stream, list, work, level);
+      start(descend, tensors_here, kWarp, level);
     }
-    start_kernel(tally, blocks, kThreads, stream, list, work);
-    start_kernel(scan, tensors_here, kThreads, stream, list, work);
-    start_kernel(emit, blocks, kThreads, stream, list, work);
+    start(tally, blocks, kThreads);
+    start(scan, tensors_here, kThreads);
+    start(emit, blocks, kThreads);
     work.states += list.count;
     work.tallies += blocks;
+    return status;
   });
 }
 
@@ -291,6 +341,13 @@ int64_t cuda::exact_workspace_bytes(const scalecom_tensor* tensors, int64_t coun
   int64_t tiles = 0;
   for (int64_t i = 0; i < count; ++i) tiles += tile_count(tensors[i]);
   return count * int64_t{sizeof(State)} + tiles * int64_t{sizeof(Tally)};
+}
+
+int32_t cuda::load_exact(cudaFuncAttributes* attributes) {
+  const int32_t status = for_gradient_types(
+      [&](auto zero) { return load_kernels(attributes, count_first<decltype(zero)>); });
+  if (status != SCALECOM_OK) return status;
+  return load_kernels(attributes, count_next, descend, tally, scan, emit);
 }
 
 int32_t cuda::select_exact(const scalecom_tensor* tensors, int64_t count, int32_t gradient_type,

@@ -1,5 +1,6 @@
 // All but selection on CUDA: compensate, gather, filter, scatter, descend.
 #include "core/cuda/launch.cuh"
+#include "core/cuda/load.h"
 #include "core/validate.h"
 #include "scalecom/scalecom_cuda.h"
 
@@ -7,23 +8,32 @@ namespace scalecom {
 namespace {
 
 constexpr int kVectors = Policy::Finish::kVectors;
-constexpr int kTile = kThreads * kVectors * kVector;
+constexpr int kStep = kThreads * kVector;  // elements that a block takes at a time
+constexpr int kTile = kStep * kVectors;
 
 SCALECOM_HD int64_t tile_count(const scalecom_tensor& t) { return ceil_div(t.elements, kTile); }
+
+// Without a division where one is kept of each.
+__device__ __forceinline__ int64_t chunk_of(const scalecom_tensor& t, int64_t entry) {
+  return t.chunk_keep == 1 ? entry : entry / t.chunk_keep;
+}
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     compensate(const List __grid_constant__ list, uint32_t* nonfinite) {
   const Unit unit = find_unit(list);
   const Compensation<T> p(list.tensors[unit.tensor]);
+  const int64_t base = unit.index * kTile;
   int32_t highest = 0;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int64_t at = unit.index * kTile + (v * kThreads + threadIdx.x) * kVector;
-    int32_t keys[kVector];
-    p.keys(at, 0, p.elements, keys);
+  const auto see = [&](int, const int32_t (&keys)[kVector]) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) highest = max(highest, keys[i]);
+  };
+  const int first = threadIdx.x * kVector;
+  if (p.interior(base + kTile)) {
+    p.template batch<kVectors>(base, first, kStep, All{}, see);
+  } else {
+    p.template edge<kVectors>(base, first, kStep, range_from(base, 0, p.elements), see);
   }
   raise_flag(nonfinite, highest);
 }
@@ -34,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const int64_t entry = unit.index * kThreads + threadIdx.x;
   if (entry >= kept_count(t)) return;
-  const int64_t element = entry_element(t, entry / t.chunk_keep, entry);
+  const int64_t element = entry_element(t, chunk_of(t, entry), entry);
   if (element < 0) {
     wire_store(t.values, wire_type, entry, __int_as_float(0x7fc00000));
     return;
@@ -45,29 +55,44 @@ __global__ void __launch_bounds__(kThreads)
   t.compensated[element] = __fsub_rn(p, wire_round(sent, wire_type));
 }
 
-__global__ void __launch_bounds__(kThreads) filter(const List __grid_constant__ list, float beta) {
+// Where *finite is 0 the residual is put in the place of what is unsent.
+__global__ void __launch_bounds__(kThreads)
+    filter(const List __grid_constant__ list, float beta, const uint8_t* finite) {
+  const bool is_finite = *finite != 0;
+  if (is_finite && beta == 1.0f) return;
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
-  const bool aligned =
-      vector_aligned(t.residual) && vector_aligned(static_cast<const float*>(t.compensated));
   const float forget = __fsub_rn(1.0f, beta);
+  const auto filtered = [=](float m, float unsent) {
+    return is_finite ? __fadd_rn(__fmul_rn(forget, m), __fmul_rn(beta, unsent)) : m;
+  };
+  const int64_t at = unit.index * kTile + threadIdx.x * kVector;
+  const float* residual = t.residual + at;
+  float* unsent = t.compensated + at;
+  if (vector_aligned(residual) && vector_aligned(static_cast<const float*>(unsent)) &&
+      (unit.index + 1) * kTile <= t.elements) {
+    Packed<float> m[kVectors];
+    Packed<float> u[kVectors];
 #pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      m[v] = stream_vector(residual + v * kStep);
+      u[v] = packed_vector(static_cast<const float*>(unsent) + v * kStep);
+    }
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      Vector result;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) result.lane[i] = filtered(m[v].lane[i], u[v].lane[i]);
+      store_vector(unsent + v * kStep, result);
+    }
+    return;
+  }
+#pragma unroll 1
   for (int v = 0; v < kVectors; ++v) {
-    const int64_t at = unit.index * kTile + (v * kThreads + threadIdx.x) * kVector;
-    const auto filtered = [=](float m, float unsent) {
-      return __fadd_rn(__fmul_rn(forget, m), __fmul_rn(beta, unsent));
-    };
-    if (aligned && at + kVector <= t.elements) {
-      const Vector m = load_vector(t.residual + at);
-      Vector u = load_vector(static_cast<const float*>(t.compensated) + at);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) u.lane[i] = filtered(m.lane[i], u.lane[i]);
-      store_vector(t.compensated + at, u);
-    } else {
-      const int64_t end = minimum(at + kVector, t.elements);
-      for (int64_t e = at; e < end; ++e) {
-        t.compensated[e] = filtered(t.residual[e], t.compensated[e]);
-      }
+    for (int i = 0; i < kVector; ++i) {
+      const int e = v * kStep + i;
+      if (at + e < t.elements) unsent[e] = filtered(residual[e], unsent[e]);
     }
   }
 }
@@ -146,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
     last = minimum(found[1], first + 65535);
   }
   for (int64_t entry = first + threadIdx.x; entry < last; entry += kThreads) {
-    const int64_t element = entry_element(t, entry / t.chunk_keep, entry);
+    const int64_t element = entry_element(t, chunk_of(t, entry), entry);
     if (element >= begin && element < end) {
       slots[element - begin] = static_cast<uint16_t>(entry - first + 1);
     }
@@ -176,6 +201,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+int32_t cuda::load_finish(cudaFuncAttributes* attributes) {
+  const int32_t status = for_gradient_types([&](auto zero) {
+    using T = decltype(zero);
+    return load_kernels(attributes, compensate<T>, scatter<T>);
+  });
+  if (status != SCALECOM_OK) return status;
+  return load_kernels(attributes, gather, filter, descend, write_flag);
+}
+
 }  // namespace scalecom
 
 using namespace scalecom;  // NOLINT: this part of the file is the outside of the namespace
@@ -191,7 +226,7 @@ int32_t scalecom_gradients_compensate_cuda(const scalecom_tensor* tensors, int64
   }
   return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
     return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
-      start_kernel(compensate<decltype(zero)>, blocks, kThreads, stream, list, nonfinite);
+      return start_kernel(compensate<decltype(zero)>, blocks, kThreads, stream, list, nonfinite);
     });
   });
 }
@@ -206,25 +241,24 @@ int32_t scalecom_values_gather_cuda(const scalecom_tensor* tensors, int64_t coun
     return ceil_div(kept_count(t), kThreads);
   };
   return launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
-    start_kernel(gather, blocks, kThreads, stream, list, wire_type, wire_limit);
+    return start_kernel(gather, blocks, kThreads, stream, list, wire_type, wire_limit);
   });
 }
 
 int32_t scalecom_flag_write_cuda(const uint32_t* nonfinite, int32_t wire_type, void* flag,
                                  void* stream) {
   if (!flag_valid(nonfinite, wire_type, flag)) return SCALECOM_INVALID_ARGUMENT;
-  start_kernel(write_flag, 1, 1, stream, nonfinite, wire_type, flag);
-  return cudaPeekAtLastError() == cudaSuccess ? SCALECOM_OK : SCALECOM_DEVICE_ERROR;
+  return start_kernel(write_flag, 1, 1, stream, nonfinite, wire_type, flag);
 }
 
 int32_t scalecom_residuals_filter_cuda(const scalecom_tensor* tensors, int64_t count, float beta,
-                                       void* stream) {
-  if (!beta_valid(beta) || !tensors_valid(tensors, count, kResidual | kCompensated)) {
+                                       const uint8_t* finite, void* stream) {
+  if (!beta_valid(beta) || !pointer_valid(finite, 1) ||
+      !tensors_valid(tensors, count, kResidual | kCompensated)) {
     return SCALECOM_INVALID_ARGUMENT;
   }
-  if (beta == 1.0f) return SCALECOM_OK;
   return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
-    start_kernel(filter, blocks, kThreads, stream, list, beta);
+    return start_kernel(filter, blocks, kThreads, stream, list, beta, finite);
   });
 }
 
@@ -235,7 +269,7 @@ int32_t scalecom_outputs_scatter_cuda(const scalecom_tensor* tensors, int64_t co
   }
   return with_gradient_type<CudaElements>(gradient_type, [&](auto zero) {
     return launch_lists(tensors, count, tile_count, [&](const List& list, unsigned blocks) {
-      start_kernel(scatter<decltype(zero)>, blocks, kThreads, stream, list, wire_type);
+      return start_kernel(scatter<decltype(zero)>, blocks, kThreads, stream, list, wire_type);
     });
   });
 }
@@ -247,7 +281,7 @@ int32_t scalecom_variables_descend_cuda(const scalecom_slices* slices, int64_t c
   }
   const auto blocks_for = [](const scalecom_slices& s) { return ceil_div(s.size, kThreads); };
   return launch_lists(slices, count, blocks_for, [&](const auto& list, unsigned blocks) {
-    start_kernel(descend, blocks, kThreads, stream, list, learning_rate);
+    return start_kernel(descend, blocks, kThreads, stream, list, learning_rate);
   });
 }
 

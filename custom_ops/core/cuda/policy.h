@@ -1,6 +1,6 @@
 // What the kernels are tuned by: every number that is a choice, not a fact of the hardware or of
-// the algorithm. One policy for compute capability 8.0 and above. They are reasoned from the bytes
-// to move and from what ptxas says of registers: no GPU was at hand to measure them on.
+// the algorithm. One policy for all GPUs. They are reasoned from the bytes to move and from the
+// machine code (bench/kernel_table.py): no GPU was at hand to measure them on.
 #ifndef SCALECOM_CORE_CUDA_POLICY_H_
 #define SCALECOM_CORE_CUDA_POLICY_H_
 
@@ -17,19 +17,35 @@ struct Policy {
   // Elements of one load: 128 bits of float32, which is the widest there is, 64 of 16-bit types.
   static constexpr int kVector = 4;
 
+  // Vectors of a gradient type that are as many bytes as `vectors` of float32, or fewer.
+  template <typename T>
+  SCALECOM_HD static constexpr int narrowed(int vectors) {
+    return sizeof(T) > 4 ? vectors / 2 : vectors;
+  }
+
   // Tensors of one launch: as many as fit the 32 KiB of kernel parameters.
   static constexpr int kListTensors = 256;
+
+  // Any number of each small chunk, a thread to a chunk, by way of shared memory.
+  struct SelectSmall {
+    // The largest such chunk: with half of it in the best case, half a block is at work.
+    static constexpr int kChunk = 64;
+    // Vectors that a thread takes of a tile, all loaded before the first is used.
+    static constexpr int kVectors = 4;
+  };
 
   // The largest of each chunk, several lanes to a chunk.
   struct SelectOne {
     // Chunks that a lane works on, one after the other: a block looks up its tensor once for all.
     static constexpr int kRounds = 4;
-    // Vectors of a chunk that are on their way to a lane at once.
+    // Vectors of a lane that are loaded before the first is used.
     static constexpr int kUnroll = 4;
+    // Blocks on a multiprocessor: what registers are left for.
+    static constexpr int kBlocks = 4;
     // Fewer lanes than a chunk has vectors: each then has several loads to wait for at once,
     // and the reduction is shorter.
     SCALECOM_HD static int lanes(const scalecom_tensor& t) {
-      return t.chunk_size <= 32 ? 4 : t.chunk_size <= 256 ? 8 : t.chunk_size <= 1024 ? 16 : 32;
+      return t.chunk_size <= 256 ? 8 : t.chunk_size <= 1024 ? 16 : 32;
     }
   };
 
@@ -38,7 +54,10 @@ struct Policy {
     // Vectors of a lane in a tile: 4 KiB of keys in shared memory for each warp. As many as make a
     // column's keys (kRows * kVector) one for each lane.
     static constexpr int kRows = 8;
-    // Blocks on a multiprocessor: ptxas counts on five for 9.0, and would spill.
+    // Those loaded before the first is used. Few, as what comes then waits for other things: many
+    // warps are worth more.
+    static constexpr int kUnroll = 2;
+    // Blocks on a multiprocessor, where its shared memory has room for them.
     static constexpr int kBlocks = 4;
   };
 
@@ -46,13 +65,14 @@ struct Policy {
   struct Exact {
     // Vectors that a thread takes of a tile: a tile's counters cost one pass over shared memory.
     static constexpr int kVectors = 8;
-    // Those on their way at once.
+    // Those of the first pass, which reads two arrays, that are loaded before the first is used;
+    // the others load all.
     static constexpr int kUnroll = 4;
   };
 
   // Compensate, filter and scatter.
   struct Finish {
-    // Vectors that a thread takes of a tile, all loaded before the first is used.
+    // Vectors that a thread takes of a tile; compensate and filter load all before they use one.
     static constexpr int kVectors = 4;
   };
 };

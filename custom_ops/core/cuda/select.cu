@@ -1,11 +1,85 @@
-// Selection on CUDA, and its first rule: the largest |p| of each chunk, one or a few.
+// Selection on CUDA, and its first rule: the largest |p| of each chunk, one or a few. One pass
+// makes p, checks and selects.
 #include "core/cuda/launch.cuh"
+#include "core/cuda/load.h"
 #include "core/cuda/select_exact.h"
 #include "core/validate.h"
 #include "scalecom/scalecom_cuda.h"
 
 namespace scalecom {
 namespace {
+
+// The largest key so far, and where it was first seen.
+struct Best {
+  int32_t key = -1;
+  uint32_t offset = 0;
+
+  __device__ __forceinline__ void see(int32_t other, uint32_t there) {
+    if (other > key) {
+      key = other;
+      offset = there;
+    }
+  }
+};
+
+// Small chunks: a tile of whole chunks goes through shared memory, so that threads load vectors
+// side by side wherever chunks begin, and then each takes a chunk and all that is kept of it.
+constexpr int kSmallVectors = Policy::SelectSmall::kVectors;
+constexpr int kSmallTile = kThreads * kVector * kSmallVectors;
+
+SCALECOM_HD bool is_small(const scalecom_tensor& t) {
+  return t.chunk_size <= Policy::SelectSmall::kChunk;
+}
+
+// As many as fill a tile, in fours: the next tile then begins at a vector, too.
+SCALECOM_HD int small_chunks(const scalecom_tensor& t) {
+  return kSmallTile / static_cast<int>(t.chunk_size) / kVector * kVector;
+}
+
+// Where element i of the tile lies: a vector is left out after each 32 keys, so that chunks of 8,
+// 16 or 32 do not all begin in one bank.
+SCALECOM_HD int small_slot(int i) { return i + i / kWarp * kVector; }
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    select_small(const List __grid_constant__ list, uint32_t* nonfinite) {
+  alignas(16) __shared__ int32_t tile[kSmallTile + kSmallTile / kWarp * kVector];
+  const Unit unit = find_unit(list);
+  const scalecom_tensor& t = list.tensors[unit.tensor];
+  const Compensation<T> p(t);
+  const int size = static_cast<int>(t.chunk_size);
+  const int64_t first_chunk = unit.index * small_chunks(t);
+  const int64_t base = first_chunk * size;
+  const int length = static_cast<int>(minimum(small_chunks(t) * size, p.elements - base));
+  const auto put = [&](int at, const int32_t (&keys)[kVector]) {
+    *reinterpret_cast<int4*>(tile + small_slot(at)) = make_int4(keys[0], keys[1], keys[2], keys[3]);
+  };
+  const int first = threadIdx.x * kVector;
+  if (p.interior(base + length)) {
+    p.template batch<kSmallVectors>(base, first, kThreads * kVector, Range{0, length}, put);
+  } else {
+    p.template edge<kSmallVectors>(base, first, kThreads * kVector, Range{0, length}, put);
+  }
+  __syncthreads();
+
+  int32_t highest = 0;
+  for (int chunk = threadIdx.x; chunk * size < length; chunk += kThreads) {
+    const int begin = chunk * size;
+    const int end = min(begin + size, length);
+    const int kept = static_cast<int>(end - begin == size ? t.chunk_keep : t.tail_keep);
+    for (int rank = 0; rank < kept; ++rank) {
+      Best best;
+#pragma unroll 4
+      for (int i = begin; i < end; ++i) {
+        best.see(tile[small_slot(i)], static_cast<uint32_t>(i - begin));
+      }
+      offset_store(t, (first_chunk + chunk) * t.chunk_keep + rank, best.offset);
+      highest = max(highest, best.key);
+      tile[small_slot(begin + static_cast<int>(best.offset))] = -1;
+    }
+  }
+  raise_flag(nonfinite, highest);
+}
 
 // One per chunk: `lanes` threads of a warp share a chunk, and each block does kRounds sets.
 constexpr int kRounds = Policy::SelectOne::kRounds;
@@ -17,47 +91,42 @@ SCALECOM_HD int64_t chunks_per_block(const scalecom_tensor& t) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, Policy::SelectOne::kBlocks)
     select_one(const List __grid_constant__ list, uint32_t* nonfinite) {
+  constexpr int kBatch = Policy::narrowed<T>(Policy::SelectOne::kUnroll);
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const Compensation<T> p(t);
   const int lanes = lanes_for(t);
   const int lane = threadIdx.x % lanes;
-  const int64_t chunks = chunk_count(t);
+  const int stride = lanes * kVector;
   int64_t chunk = unit.index * chunks_per_block(t) + threadIdx.x / lanes;
   int32_t highest = 0;
   for (int round = 0; round < kRounds; ++round, chunk += kThreads / lanes) {
-    int32_t best = -1;
-    uint32_t where = 0;
-    if (chunk < chunks) {
-      const int64_t begin = chunk * t.chunk_size;
-      const int64_t end = begin + chunk_length(t, chunk);
-      // Vectors begin at multiples of four elements of the tensor, so that they are
-      // aligned; a chunk's first and last may be shared with its neighbours.
-#pragma unroll Policy::SelectOne::kUnroll
-      for (int64_t at = (begin / kVector + lane) * kVector; at < end; at += lanes * kVector) {
-        int32_t keys[kVector];
-        p.keys(at, begin, end, keys);
+    const int64_t begin = chunk * t.chunk_size;
+    const int64_t end = minimum(begin + t.chunk_size, p.elements);
+    const bool interior = p.interior(end);
+    Best best;
+    for (int64_t base = begin / kVector * kVector; base < end; base += kBatch * stride) {
+      const Range counts = range_from(base, begin, end);
+      const auto see = [&](int at, const int32_t (&keys)[kVector]) {
+        const uint32_t offset = static_cast<uint32_t>(base - begin) + static_cast<uint32_t>(at);
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          if (keys[i] > best) {
-            best = keys[i];
-            where = static_cast<uint32_t>(at + i - begin);
-          }
-        }
+        for (int i = 0; i < kVector; ++i) best.see(keys[i], offset + i);
+      };
+      if (interior) {
+        p.template batch<kBatch>(base, lane * kVector, stride, counts, see);
+      } else {
+        p.template edge<kBatch>(base, lane * kVector, stride, counts, see);
       }
     }
     for (int step = lanes / 2; step > 0; step /= 2) {
-      const int32_t other = __shfl_xor_sync(kAllLanes, best, step);
-      const uint32_t there = __shfl_xor_sync(kAllLanes, where, step);
-      if (other > best || (other == best && there < where)) {
-        best = other;
-        where = there;
-      }
+      const int32_t other = __shfl_xor_sync(kAllLanes, best.key, step);
+      const uint32_t there = __shfl_xor_sync(kAllLanes, best.offset, step);
+      if (other > best.key || (other == best.key && there < best.offset)) best = {other, there};
     }
-    if (lane == 0 && chunk < chunks) offset_store(t, chunk, where);
-    highest = max(highest, best);
+    if (lane == 0 && begin < end) offset_store(t, chunk, best.offset);
+    highest = max(highest, best.key);
   }
   raise_flag(nonfinite, highest);
 }
@@ -78,8 +147,8 @@ struct Entry {
 };
 
 __device__ __forceinline__ Entry warp_best(int32_t key, uint32_t offset) {
-  const int32_t best = __reduce_max_sync(kAllLanes, key);
-  return {best, __reduce_min_sync(kAllLanes, key == best ? offset : 0xffffffffu)};
+  const int32_t best = warp_max(key);
+  return {best, warp_min(key == best ? offset : 0xffffffffu)};
 }
 
 // Merges two lists sorted by falling key, entry r in lane r, empty ones with key -1. All of
@@ -104,6 +173,7 @@ __device__ __forceinline__ Entry merge(Entry list, Entry later, Entry* staging) 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks)
     select_few(const List __grid_constant__ list, uint32_t* nonfinite) {
+  constexpr int kBatch = Policy::narrowed<T>(Policy::SelectFew::kUnroll);
   alignas(16) __shared__ int32_t tiles[kWarps][kRows * kRowKeys];
   __shared__ Entry stagings[kWarps][SCALECOM_MAX_CHUNK_KEEP];
   const Unit unit = find_unit(list);
@@ -111,31 +181,39 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks)
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int64_t chunk = unit.index * kWarps + warp;
-  if (chunk >= chunk_count(t)) return;
   const Compensation<T> p(t);
   const int64_t begin = chunk * t.chunk_size;
-  const int64_t end = begin + chunk_length(t, chunk);
-  const int keep = static_cast<int>(chunk_kept(t, chunk));
+  const int64_t end = minimum(begin + t.chunk_size, p.elements);
+  if (begin >= end) return;
+  const bool interior = p.interior(end);
+  const int keep = static_cast<int>(end - begin == t.chunk_size ? t.chunk_keep : t.tail_keep);
   int32_t* tile = tiles[warp];
   Entry few = {-1, 0};  // lane r: the r-th best so far
   int32_t highest = 0;
 
-  for (int64_t base = begin / kVector; base * kVector < end; base += kTileVectors) {
+  for (int64_t base = begin / kVector * kVector; base < end; base += kTileVectors * kVector) {
+    const Range counts = range_from(base, begin, end);
     int32_t best = -1;
     uint32_t where = 0;
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const int64_t at = (base + row * kWarp + lane) * kVector;
-      int32_t keys[kVector] = {-1, -1, -1, -1};
-      if (at < end) p.keys(at, begin, end, keys);
-      *reinterpret_cast<int4*>(tile + row * kRowKeys + lane * kVector) =
+    const auto put = [&](int at, const int32_t (&keys)[kVector]) {
+      *reinterpret_cast<int4*>(tile + at / (kWarp * kVector) * kRowKeys + lane * kVector) =
           make_int4(keys[0], keys[1], keys[2], keys[3]);
+      const uint32_t offset = static_cast<uint32_t>(base - begin) + static_cast<uint32_t>(at);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         if (keys[i] > best) {
           best = keys[i];
-          where = static_cast<uint32_t>(at + i - begin);
+          where = offset + i;
         }
+      }
+    };
+#pragma unroll
+    for (int row = 0; row < kRows; row += kBatch) {
+      const int first = (row * kWarp + lane) * kVector;
+      if (interior) {
+        p.template batch<kBatch>(base, first, kWarp * kVector, counts, put);
+      } else {
+        p.template edge<kBatch>(base, first, kWarp * kVector, counts, put);
       }
     }
     __syncwarp();
@@ -150,8 +228,8 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks)
       const int owner = __ffs(__ballot_sync(kAllLanes, best == top.key && where == top.offset)) - 1;
       // This lane's share of the column: row lane / 4, element lane % 4.
       int32_t* slot = tile + lane / kVector * kRowKeys + owner * kVector + lane % kVector;
-      const int64_t element = (base + lane / kVector * kWarp + owner) * kVector + lane % kVector;
-      const uint32_t offset = static_cast<uint32_t>(element - begin);
+      const int element = (lane / kVector * kWarp + owner) * kVector + lane % kVector;
+      const uint32_t offset = static_cast<uint32_t>(base - begin) + static_cast<uint32_t>(element);
       int32_t key = *slot;
       if (key >= 0 && offset == top.offset) {
         key = -1;
@@ -164,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks)
         where = next.offset;
       }
     }
-    few = base == begin / kVector ? fresh : merge(few, fresh, stagings[warp]);
+    few = base <= begin ? fresh : merge(few, fresh, stagings[warp]);
   }
   if (lane < keep) offset_store(t, chunk * t.chunk_keep + lane, few.offset);
   raise_flag(nonfinite, highest);
@@ -173,25 +251,23 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks)
 template <typename T>
 int32_t launch_largest(const scalecom_tensor* tensors, int64_t count, uint32_t* nonfinite,
                        void* stream) {
-  // Tensors that keep one element a chunk and those that keep several have kernels of
-  // their own; each skips the other's.
-  const int32_t status = launch_lists(
-      tensors, count,
-      [](const scalecom_tensor& t) {
-        return t.chunk_keep == 1 ? ceil_div(chunk_count(t), chunks_per_block(t)) : 0;
-      },
-      [&](const List& list, unsigned blocks) {
-        start_kernel(select_one<T>, blocks, kThreads, stream, list, nonfinite);
-      });
+  // Each has a kernel of its own, which skips the tensors of the others.
+  const auto launch = [&](auto kernel, const auto& blocks_for) {
+    return launch_lists(tensors, count, blocks_for, [&](const List& list, unsigned blocks) {
+      return start_kernel(kernel, blocks, kThreads, stream, list, nonfinite);
+    });
+  };
+  int32_t status = launch(select_small<T>, [](const scalecom_tensor& t) {
+    return is_small(t) ? ceil_div(chunk_count(t), small_chunks(t)) : 0;
+  });
   if (status != SCALECOM_OK) return status;
-  return launch_lists(
-      tensors, count,
-      [](const scalecom_tensor& t) {
-        return t.chunk_keep == 1 ? 0 : ceil_div(chunk_count(t), kWarps);
-      },
-      [&](const List& list, unsigned blocks) {
-        start_kernel(select_few<T>, blocks, kThreads, stream, list, nonfinite);
-      });
+  status = launch(select_one<T>, [](const scalecom_tensor& t) {
+    return !is_small(t) && t.chunk_keep == 1 ? ceil_div(chunk_count(t), chunks_per_block(t)) : 0;
+  });
+  if (status != SCALECOM_OK) return status;
+  return launch(select_few<T>, [](const scalecom_tensor& t) {
+    return !is_small(t) && t.chunk_keep > 1 ? ceil_div(chunk_count(t), kWarps) : 0;
+  });
 }
 
 using Launch = int32_t (*)(const scalecom_tensor* tensors, int64_t count, uint32_t* nonfinite,
@@ -207,6 +283,14 @@ Launch launch_of(int32_t selection) {
 }
 
 }  // namespace
+
+int32_t cuda::load_select(cudaFuncAttributes* attributes) {
+  return for_gradient_types([&](auto zero) {
+    using T = decltype(zero);
+    return load_kernels(attributes, select_small<T>, select_one<T>, select_few<T>);
+  });
+}
+
 }  // namespace scalecom
 
 using namespace scalecom;  // NOLINT: this part of the file is the outside of the namespace

@@ -8,7 +8,8 @@
  *   gather      p at those offsets, in the type that travels; there p - sent takes its place
  *   flag        one more value to travel: not finite if a p is not
  *   filter      residual' = (1 - beta) * residual + beta * (p - sent), sent being 0 where not
- *               selected, in the place of p - sent: with beta = 1 it is there already
+ *               selected, in the place of p - sent: with beta = 1 it is there already. Where all
+ *               was not finite, residual' = residual
  *   scatter     output = reduced where selected, 0 elsewhere
  *   descend     variable -= learning_rate * value at some indices
  *
@@ -59,12 +60,14 @@
 extern "C" {
 #endif
 
-/* What every function returns. Arguments are checked before anything is written. */
+/* What every function returns. Arguments are checked before anything is written. A function of a
+ * device may also return SCALECOM_DEVICE_ERROR plus the number that the device's runtime has for
+ * what went wrong. */
 enum {
   SCALECOM_OK = 0,
   SCALECOM_INVALID_ARGUMENT = 1,
   SCALECOM_WORKSPACE_TOO_SMALL = 2,
-  SCALECOM_DEVICE_ERROR = 3
+  SCALECOM_DEVICE_ERROR = 1 << 16
 };
 
 /* The element types: the one table that numbers, sizes, checks, switches and the attributes of the
@@ -182,10 +185,11 @@ SCALECOM_API int32_t scalecom_values_gather_cpu(const scalecom_tensor* tensors, 
 SCALECOM_API int32_t scalecom_flag_write_cpu(const uint32_t* nonfinite, int32_t wire_type,
                                              void* flag);
 
-/* Reads residual; updates compensated, which gather has left. 0 < beta <= 1; with 1 there is
- * nothing to do. */
+/* Reads residual; updates compensated, which gather has left. 0 < beta <= 1. Where *finite is 0
+ * compensated becomes the residual; else, with a beta of 1, there is nothing to do. */
 SCALECOM_API int32_t scalecom_residuals_filter_cpu(const scalecom_tensor* tensors, int64_t count,
-                                                   float beta, const scalecom_executor* executor);
+                                                   float beta, const uint8_t* finite,
+                                                   const scalecom_executor* executor);
 
 /* Reads offsets, reduced; writes output. */
 SCALECOM_API int32_t scalecom_outputs_scatter_cpu(const scalecom_tensor* tensors, int64_t count,

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <functional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/cpu/float_mode.h"
@@ -28,6 +29,13 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__ &
+
+// --- Errors ------------------------------------------------------------------------------
+
+using cudaStream_t = void*;
+using cudaError_t = int;
+constexpr cudaError_t cudaSuccess = 0;
+constexpr cudaError_t cudaErrorLaunchOutOfResources = 701;
 
 // --- Threads -----------------------------------------------------------------------------
 
@@ -159,6 +167,17 @@ struct Index {
   unsigned x;
 };
 
+// A test's switch: no launch succeeds.
+inline bool& launches_fail() {
+  static bool fail = false;
+  return fail;
+}
+
+inline cudaError_t& last_error() {
+  static cudaError_t error = cudaSuccess;
+  return error;
+}
+
 }  // namespace emulator
 
 #define threadIdx (emulator::Index{static_cast<unsigned>(emulator::block().current)})
@@ -167,11 +186,13 @@ struct Index {
 namespace scalecom {
 
 template <typename... Parameters, typename... Arguments>
-void start_kernel(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, void*,
-                  const Arguments&... arguments) {
+cudaError_t queue_kernel(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, void*,
+                         const Arguments&... arguments) {
+  if (emulator::launches_fail()) return emulator::last_error() = cudaErrorLaunchOutOfResources;
   const FloatMode as_compiled_for_the_gpu;
   const std::function<void()> body = [&] { kernel(arguments...); };
   for (unsigned i = 0; i < blocks; ++i) emulator::run_block(i, static_cast<int>(threads), body);
+  return cudaSuccess;
 }
 
 }  // namespace scalecom
@@ -261,6 +282,11 @@ inline uint32_t atomicOr(uint32_t* address, uint32_t value) {
 
 // --- Numbers and words -------------------------------------------------------------------
 
+template <typename T>
+T __ldcs(const T* address) {
+  return *address;
+}
+
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
@@ -303,13 +329,21 @@ void __stwb(T* address, T value) {
 
 // --- The runtime -------------------------------------------------------------------------
 
-using cudaStream_t = void*;
-using cudaError_t = int;
-constexpr cudaError_t cudaSuccess = 0;
 enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 
-inline const char* cudaGetErrorString(cudaError_t) { return "out of memory"; }
-inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorLaunchOutOfResources ? "too many resources requested for launch"
+                                                : "out of memory";
+}
+inline cudaError_t cudaGetLastError() { return std::exchange(emulator::last_error(), cudaSuccess); }
+struct cudaFuncAttributes {
+  int binaryVersion;
+  int ptxVersion;
+};
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  return cudaSuccess;
+}
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
