@@ -185,7 +185,10 @@ def main():
     for mark, name in names.items():
         row(name, lambda seconds, mark=mark: seconds[mark])
     row("all", lambda seconds: sum(seconds.values()))
-    row("all but the import of TensorFlow", lambda s: sum(v for m, v in s.items() if m not in NOT_OURS))
+    row(
+        "all but the import of TensorFlow",
+        lambda s: sum(v for m, v in s.items() if m not in NOT_OURS),
+    )
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ def main() -> int:
     faults += unequal(of_workers)
     if code or soak.reached() < arguments.steps:
         faults.append(
-            f"expected all workers to train {arguments.steps:,} steps; received {soak.reached():,}, and "
-            f"exit code {code}. Look at the logs in {arguments.folder / 'logs'}."
+            f"expected all workers to train {arguments.steps:,} steps; received {soak.reached():,}, "
+            f"and exit code {code}. Look at the logs in {arguments.folder / 'logs'}."
         )
     for fault in faults:
         print(f"Soak: {fault}", file=sys.stderr)
@@ -82,9 +82,7 @@ class Soak:
         self._arguments = arguments
         self._random = random.Random(arguments.seed)
         self.workers = [f"worker {rank}" for rank in range(arguments.workers)]
-        self.files = {
-            who: SampleFile(arguments.folder, who) for who in (*self.workers, "launcher")
-        }
+        self.files = {who: SampleFile(arguments.folder, who) for who in (*self.workers, "launcher")}
 
     def reached(self) -> int:
         """The last step of which all workers have left a sample."""
