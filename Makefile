@@ -5,6 +5,7 @@
 # make docs          the documentation as a site, in build/site
 # make dist          source distribution and wheel, in dist/
 # make test-clusters training under a real SLURM, which needs root, and a real Ray, with disturbances
+# make soak          50,000 steps on 3 workers, of which one is killed now and then; half an hour
 # make test-wheel    the wheel of make dist in a fresh Debian, SUITE=trixie or another (root, debootstrap)
 # make tutorial      runs docs/tutorial.md as it stands, and draws its picture
 # make test-oldest   the tests that depend most on Keras and TensorFlow, with the oldest of both
@@ -29,7 +30,7 @@ PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope
 # What a mark means stands in pyproject.toml.
 QUICK_TESTS := not slow and (quick or not multi_worker)
 
-.PHONY: demo test-quick test test-clusters lint docs dist test-wheel tutorial test-oldest clean
+.PHONY: demo test-quick test test-clusters soak lint docs dist test-wheel tutorial test-oldest clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/demo.py $(DEMO_FLAGS)
@@ -44,6 +45,9 @@ test: $(INSTALLED)
 test-clusters: $(INSTALLED)
 	-$(MAKE) $(RAY)/installed
 	$(VENV)/bin/python -m pytest -m clusters $(ARGS) tests/launch/test_schedulers.py
+
+soak: $(INSTALLED)
+	$(VENV)/bin/python benchmarks/soak --docs $(ARGS)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -4,6 +4,7 @@ The folder gets the backups and, in the end, the model: `model.keras`.
 """
 
 import argparse
+import os
 
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.tensorflow import TensorflowTrainer
@@ -11,6 +12,9 @@ from ray.train.tensorflow import TensorflowTrainer
 
 def train(config):
     """One worker's part. Ray has set TF_CONFIG; TensorFlow is first imported here, not before."""
+    # With it, workers that are started again draw what they drew before: bit for bit the same.
+    os.environ["TF_SCALECOM_SEED"] = str(config["seed"])
+
     import keras
     import numpy as np
 
@@ -41,11 +45,12 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--gpus", action="store_true", help="a GPU for each worker")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of all that has none of its own")
     parser.add_argument("--storage", required=True, help="folder that all nodes share")
     args = parser.parse_args()
     trainer = TensorflowTrainer(
         train,
-        train_loop_config={"epochs": args.epochs, "storage": args.storage},
+        train_loop_config={"epochs": args.epochs, "storage": args.storage, "seed": args.seed},
         scaling_config=ScalingConfig(num_workers=args.workers, use_gpu=args.gpus),
         # When a worker fails, Ray starts all of them again: training goes on from the backup.
         run_config=RunConfig(

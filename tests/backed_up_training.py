@@ -59,14 +59,18 @@ class Residuals(keras.callbacks.Callback):
         self.at_start = self.model.optimizer.residuals
 
 
-def train(strategy, epochs, folder=None, callbacks=(), **arguments):
-    """Trains on this worker's own data; what comes out is equal to the bit or it is not."""
+def train(strategy, epochs, folder=None, callbacks=(), shuffled=False, **arguments):
+    """Trains on this worker's own data; what comes out is equal to the bit or it is not.
+
+    Args:
+        shuffled: in an order without a seed of its own.
+    """
     rank = strategy.extended._id_in_cluster
     local = len(strategy.extended.worker_devices)
     x, y = digits(STEPS * BATCH * local, seed=rank)
-    data = strategy.distribute_datasets_from_function(
-        lambda _: tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    )
+    rows = tf.data.Dataset.from_tensor_slices((x, y))
+    rows = rows.shuffle(len(x)) if shuffled else rows
+    data = strategy.distribute_datasets_from_function(lambda _: rows.batch(BATCH))
     model = build(strategy, **arguments)
     seen = Residuals()
     callbacks = [seen, *callbacks]

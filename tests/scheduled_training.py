@@ -57,7 +57,7 @@ def main():
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     strategy = sc.MultiWorkerMirroredStrategy()
     disturbance = [Disturbance()] if rank == 1 else []
-    outcome = train(strategy, EPOCHS, args.backup_dir, disturbance)
+    outcome = train(strategy, EPOCHS, args.backup_dir, disturbance, shuffled=True)
     own = hashlib.sha256(repr(outcome["own"]).encode()).hexdigest()
     end = {"own": own, **{key: outcome[key] for key in ("weights", "slots", "iterations")}}
     Path(f"end-{rank}.json").write_text(json.dumps(end))

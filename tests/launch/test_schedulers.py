@@ -1,5 +1,6 @@
 """Training under a real SLURM and a real Ray, disturbed; `make test-clusters` runs these."""
 
+import io
 import json
 import os
 import re
@@ -8,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
+import h5py
 import pytest
 from package_source import ROOT, run
 from scheduled_training import DISTURBED_EPOCH, EPOCHS
@@ -38,11 +41,11 @@ def ends(folder: Path) -> list:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The ends of a training that nothing happened to."""
+    """The ends of a training that nothing happened to, with the seed of a SLURM's first job."""
     folder = job_folder(tmp_path_factory.mktemp("job") / "undisturbed")
     run(
         sys.executable, "-m", "tf_scalecom", "run", "-n", "2", "train.py", "--backup_dir", "backup",
-        cwd=folder, **ENVIRONMENT,
+        cwd=folder, **ENVIRONMENT, TF_SCALECOM_SEED="1",
     )  # fmt: skip
     return ends(folder)
 
@@ -146,16 +149,17 @@ class RayTraining:
     """`clusters/ray_train.py` on a Ray of this machine.
 
     Args:
-        folder: an empty one.
+        folder: made for it.
     """
 
     def __init__(self, folder: Path):
+        folder.mkdir()
         self._storage, self._log_path = folder / "storage", folder / "log"
         self._disturbed_groups = 0
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [RAY / "bin" / "python", CLUSTERS / "ray_train.py", "--storage", self._storage,
-                 "--epochs", str(RAY_EPOCHS)],
+                 "--epochs", str(RAY_EPOCHS), "--seed", "1"],
                 env={
                     **os.environ, **ENVIRONMENT,
                     "HOME": str(folder),  # where Ray keeps a token
@@ -186,6 +190,20 @@ class RayTraining:
         self._wait(lambda: self.process.poll() is not None)
         assert self.process.returncode == 0, self.log()[-5000:]
 
+    def weights(self) -> dict[str, bytes]:
+        """Those of the model that came out, by name."""
+        found = {}
+
+        def note(name, item):
+            if isinstance(item, h5py.Dataset):
+                found[name] = item[()].tobytes()
+
+        with zipfile.ZipFile(self._storage / "model.keras") as model:
+            content = io.BytesIO(model.read("model.weights.h5"))
+        with h5py.File(content) as weights:
+            weights.visititems(note)
+        return found
+
     def end(self) -> None:
         """Ends Ray, too, if it still runs."""
         self.process.terminate()
@@ -209,7 +227,7 @@ class RayTraining:
     not (RAY / "installed").exists(), reason="needs Ray in build/ray: make test-clusters"
 )
 def test_ray_starts_workers_again_after_a_kill_and_a_request_to_end(tmp_path):
-    training = RayTraining(tmp_path)
+    training = RayTraining(tmp_path / "disturbed")
     try:
         training.disturb(signal.SIGKILL)
         training.disturb(signal.SIGTERM)
@@ -220,4 +238,9 @@ def test_ray_starts_workers_again_after_a_kill_and_a_request_to_end(tmp_path):
     # Each start but the last made a backup at least; the last one went on from there.
     started_from = re.findall(r"replicas 2, loss .*, from epoch (\d+)", training.log())
     assert started_from and min(map(int, started_from)) >= 2
-    assert (tmp_path / "storage" / "model.keras").exists()
+    undisturbed = RayTraining(tmp_path / "undisturbed")
+    try:
+        undisturbed.wait()
+    finally:
+        undisturbed.end()
+    assert training.weights() == undisturbed.weights()

@@ -26,6 +26,7 @@ from typing import NoReturn
 import keras
 
 from tf_scalecom.compat.keras_calls import outermost_call
+from tf_scalecom.workers.failure_cause import FailureCause
 from tf_scalecom.workers.workers import Workers
 
 EXIT_CODE = 128 + signal.SIGTERM
@@ -56,6 +57,7 @@ class _Request:
                 return
             _end("tf_scalecom: asked to end (SIGTERM)")
         self.is_made = True
+        FailureCause.is_awaited = False  # should a worker have failed
         _say("tf_scalecom: asked to end (SIGTERM); all workers end after this step")
 
 

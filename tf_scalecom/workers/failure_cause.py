@@ -3,8 +3,12 @@
 TensorFlow passes such an error on from worker to worker, and names each that passed it. Who is at
 the root of it shows in who no longer answers. So a worker that fails because of others asks them
 before it ends, and stays a little to answer those who ask later.
+
+After that it leaves without TensorFlow's own end, which would wait for workers that are gone.
 """
 
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +18,7 @@ import tensorflow as tf
 # Workers hear of a failure within about a second of each other.
 _STAY_SECONDS = 4.0
 _ABORTED = "Collective ops is aborted"
+_EXIT_CODE = 1  # Python's, after an error
 
 
 class FailureCause:
@@ -24,10 +29,17 @@ class FailureCause:
     Args:
         name: this process's task, e.g. "worker 0".
         find_gone: function that asks the peers and returns which do not answer, in words.
+
+    Attributes:
+        is_awaited: whether others may ask this worker before they end. Where whoever started the
+            workers has asked them to end, nobody does any more.
     """
+
+    is_awaited = True
 
     def __init__(self, name: str, find_gone: Callable[[], Sequence[str]]):
         self._name = name
+        self._has_failed = False
         self._find_gone = find_gone
         earlier = sys.excepthook
         # A second strategy in the process has the same peers: it is enough that one asks.
@@ -44,9 +56,10 @@ class FailureCause:
     def __call__(self, kind, error, traceback):
         self._previous(kind, error, traceback)
         words = str(error)
-        # What the watchdog of some worker has aborted names the right one already.
         if not isinstance(error, tf.errors.OpError) or _ABORTED not in words:
             return
+        self._has_failed = True
+        # What the watchdog of some worker has aborted names the right one already.
         if "tf_scalecom: " not in words and (gone := self._find_gone()):
             print(
                 f"tf_scalecom: {self._name} has failed because of {'; '.join(gone)}. Look for the "
@@ -54,4 +67,13 @@ class FailureCause:
                 file=sys.stderr,
                 flush=True,
             )
+        if FailureCause.is_awaited:
             time.sleep(_STAY_SECONDS)
+
+    def leave(self) -> None:
+        """Ends the process at once, if it has failed because of another; the last of its acts."""
+        if self._has_failed:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(_EXIT_CODE)

@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 1.0
 # When a collective has been under way for this long, and again after as long, the peers are asked
 # for a sign of life. TensorFlow answers in threads of its own, however busy Python is: a process
 # that leaves two questions in a row unanswered is stopped, or its machine out of reach.
-_ASK_AFTER_SECONDS = 3.0
+_ASK_AFTER_SECONDS = 1.0
 _ANSWER_SECONDS = 4.0
 # Workers that wait in different calls may just have left the same one, if it moves much data over
 # a slow network, and will move on. After this long, they will not.
@@ -84,6 +84,10 @@ class Watchdog:
         self.end()
         self._note.stop()
         self._thread.join(_LAST_CALL_SECONDS)
+
+    def leave(self):
+        """Ends a process that has failed because of another, at once."""
+        self._failure_cause.leave()
 
     def _watch(self):
         asked_at = 0.0
@@ -217,3 +221,4 @@ def _stop(reference):
     watchdog = reference()
     if watchdog is not None:
         watchdog.stop()
+        watchdog.leave()
