@@ -80,6 +80,7 @@ class ScaleComAllReduce(CollectiveAllReduce):
         options = tf.distribute.experimental.CommunicationOptions()
         return cls(devices, len(devices), options, keys)
 
+    @tf.autograph.experimental.do_not_convert
     def exchange(
         self,
         gradients: Sequence[Sequence[tf.Tensor]],

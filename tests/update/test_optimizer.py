@@ -317,6 +317,22 @@ def custom_step(strategy, optimizer, variables, make_gradients):
     step()
 
 
+def test_autograph_rewrites_nothing_of_a_step(strategy):
+    """It would make the trace of a function of the user's take twice as long."""
+    statuses = set()
+
+    class Noting(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            statuses.add(tf.__internal__.autograph.control_status_ctx().status.name)
+            super().update_step(gradient, variable, learning_rate)
+
+    with strategy.scope():
+        variable = keras.Variable(np.ones((40, 50), np.float32), name="v")
+        optimizer = sc.ScaleComOptimizer(Noting(1.0), 10)
+    custom_step(strategy, optimizer, [variable], lambda: [tf.ones((40, 50))])
+    assert statuses == {"DISABLED"}
+
+
 def test_variables_without_a_gradient_are_left_alone(strategy):
     with strategy.scope():
         variables = [keras.Variable(np.ones((40, 50), np.float32), name=n) for n in "ab"]
