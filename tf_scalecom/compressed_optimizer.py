@@ -356,7 +356,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         context = tf.distribute.get_replica_context()
         if context is None:
             raise ValueError(
-                f"{type(self).__name__}.apply: expected a call in replica context; received one in "
+                "ScaleComOptimizer.apply: expected a call in replica context; received one in "
                 "cross-replica context. Call it in the function given to `strategy.run`."
             )
         check_strategy(context.strategy)
@@ -384,7 +384,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer._check_variables_are_known(variables)
         if len(grads) != len(variables):
             raise ValueError(
-                f"{type(self).__name__}.apply: expected one gradient per variable; received "
+                f"ScaleComOptimizer.apply: expected one gradient per variable; received "
                 f"{len(grads)} gradients for {len(variables)} variables. Pass None where there "
                 "is no gradient."
             )
@@ -415,7 +415,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     def _built_state(self, wanted: str) -> CompressionState:
         if self._state is None:
             raise ValueError(
-                f"{type(self).__name__}: expected to be built before {wanted}; received no "
+                f"ScaleComOptimizer: expected to be built before {wanted}; received no "
                 "variables yet. Call `optimizer.build(model.trainable_variables)` or train a step "
                 "first."
             )
@@ -448,7 +448,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         else:
             why = "the file was saved with another optimizer, or for other variables"
         warnings.warn(
-            f"{type(self).__name__}: skipping its residuals, which stay as they are: {why}.",
+            f"ScaleComOptimizer: skipping its residuals, which stay as they are: {why}.",
             stacklevel=2,
         )
 
