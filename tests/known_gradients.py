@@ -3,11 +3,14 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from cases import EXCHANGES
+from cases import EXCHANGES, Case
 
 import tf_scalecom as sc
 
-CASES = {case.name: case for case in EXCHANGES}
+CASES = {
+    case.name: case
+    for case in (*EXCHANGES, Case("int8_wire", value_dtype="int8", compression_ratio=10))
+}
 SHAPE = (61, 50)
 
 

@@ -32,8 +32,8 @@ class ScaleComOptimizer(CompressedOptimizer):
             chunk_keep * compression_ratio elements; "exact" the largest of the whole variable.
         chunk_keep: elements kept per chunk. 1 is the paper's cheap selection, about 10 is nearly
             exact.
-        value_dtype: dtype of the kept values on the wire: "float32", "bfloat16", or "float16" with
-            a scale. What the cast loses stays in the residual.
+        value_dtype: dtype of the kept values on the wire: "float32", "bfloat16", or with a scale
+            "float16" or "int8". What the cast loses stays in the residual.
         name, hierarchical, warmup: as of `CompressedOptimizer`.
 
     Raises:

@@ -377,6 +377,7 @@ def ways(of: Experiment, dense: dict, recipe: dict, more: tuple[Arm, ...] = ()) 
             Arm("dense", dense, THREE),
             Arm("recipe, 100x", recipe, THREE),
             Arm("recipe, 50x, bfloat16 wire", recipe | HALF),
+            Arm("recipe, 100x, int8 wire", recipe | {"value_dtype": "int8"}, THREE),
             Arm("a share each", recipe | {"method": "shares_top_k"}, THREE),
             Arm("owners, 100x", owners, THREE),
             Arm("owners, 92x", owners | {"compression_ratio": 92}, THREE),

@@ -519,7 +519,7 @@ BAD_ARGUMENTS = {
     "warmup_kind": (dict(warmup="none"), "warmup.*'dense', 'ramp'.*'none'"),
     "selection": (dict(selection="random"), "selection.*'chunk', 'exact'.*'random'"),
     "chunk_keep": (dict(chunk_keep=0), "chunk_keep.*integer >= 1.*0"),
-    "value_dtype": (dict(value_dtype="int8"), "value_dtype.*'float32'.*'int8'"),
+    "value_dtype": (dict(value_dtype="int4"), "value_dtype.*'float32'.*'int4'"),
     "regex": (dict(exclude="("), "exclude.*regular expressions"),
 }
 

@@ -134,3 +134,10 @@ def test_training_by_all_reduce_alone(case):
     (residuals,) = model.optimizer.residuals.values()
     assert len(residuals) == len(devices)
     assert all(np.any(part) for part in residuals)
+
+
+def test_values_of_8_bits_need_the_collectives_of_this_package():
+    """An all-reduce would sum them in 8 bits."""
+    case = Case("int8_wire", compression_ratio=10, value_dtype="int8")
+    with pytest.raises(ValueError, match=r"bfloat16.*received 'int8'.*MultiWorkerMirroredStrategy"):
+        trace_on_tpu(case)

@@ -25,7 +25,7 @@ def pack_values(values: tf.Tensor, dtype: str) -> tf.Tensor:
     before = []
     if DTYPES[dtype].is_scaled:
         scale = scale_for(tf.reduce_max(tf.abs(values), axis=-1, keepdims=True), dtype)
-        before, values = [tf.bitcast(scale, tf.int32)], values / scale
+        before, values = [tf.bitcast(scale, tf.int32)], narrowed(values, scale, dtype)
     *axes, size = values.shape
     per_word = 4 // DTYPES[dtype].bytes
     values = tf.cast(values, dtype)
@@ -58,3 +58,13 @@ def scale_for(bound: tf.Tensor, dtype: str) -> tf.Tensor:
     power = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(bound, tf.int32), _EXPONENT), tf.float32)
     shift = 2 / DTYPES[dtype].scaled_below
     return tf.maximum(power, _LEAST_NORMAL / shift) * shift
+
+
+def narrowed(values: tf.Tensor, scale: tf.Tensor, dtype: str) -> tf.Tensor:
+    """Values over a scale in a scaled dtype, to the nearest; some number where not finite."""
+    scaled = values / scale
+    if tf.as_dtype(dtype).is_integer:
+        most = DTYPES[dtype].scaled_below - 1
+        scaled = tf.where(tf.math.is_finite(scaled), scaled, 0.0)
+        scaled = tf.clip_by_value(tf.round(scaled), -most, most)
+    return tf.cast(scaled, dtype)

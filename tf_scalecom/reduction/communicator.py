@@ -173,6 +173,8 @@ class StrategyCommunicator:
 
     def all_reduce(self, tensors):
         values = [per_replica(list(parts)) for parts in zip(*tensors, strict=True)]
+        if not values:
+            return [[] for _ in tensors]
         # Reduced where they already are: every replica gets the sum.
         sums = self._extended.batch_reduce_to(
             tf.distribute.ReduceOp.SUM, [(value, value) for value in values]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_scalecom import ops
-from tf_scalecom.ops.narrow_values import pack_values, scale_for, unpack_values
+from tf_scalecom.ops.narrow_values import narrowed, pack_values, scale_for, unpack_values
 from tf_scalecom.ops.words import starts_of_chunks, unpack_offsets
 from tf_scalecom.reduction.communicator import Communicator
 from tf_scalecom.wire.dtypes import DTYPES
@@ -43,6 +43,13 @@ def sum_narrow(
     """
     if communicator.route.broadcasts:
         sums, lost = _by_owners(selected, dtype, communicator)
+    elif tf.as_dtype(dtype).is_integer:
+        raise ValueError(
+            '`value_dtype`: expected "float32", "bfloat16" or "float16" under a strategy whose '
+            f"all-reduce sums gradients; received {dtype!r}. Train under "
+            "tf_scalecom.MultiWorkerMirroredStrategy, or give a MirroredStrategy "
+            "`cross_device_ops=tf_scalecom.ScaleComAllReduce.for_devices()`."
+        )
     elif DTYPES[dtype].is_scaled:
         sums, lost = _by_one_scale(selected, dtype, communicator)
     else:
@@ -68,7 +75,7 @@ def rounded(
     if not DTYPES[dtype].is_scaled:
         return selected, unsent
     scale = scale_for(tf.reduce_max(tf.abs(selected)), dtype)
-    sent = tf.cast(tf.cast(selected / scale, dtype), tf.float32) * scale
+    sent = tf.cast(narrowed(selected, scale, dtype), tf.float32) * scale
     return sent, _with_lost(unsent, selected - sent, 0, words, layout)
 
 

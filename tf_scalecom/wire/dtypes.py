@@ -11,7 +11,8 @@ class Dtype(NamedTuple):
 
     Attributes:
         bytes: size of one element, in memory and on the wire.
-        significant_bits: of a float, the implicit one included; 0 for all others.
+        significant_bits: of a float, the implicit one included; of an integer that carries values,
+            those of its magnitude; 0 for all others.
         compressible: whether gradients of it may travel compressed; otherwise they travel dense.
         carries_values: whether kept values may travel in it.
         scaled_below: where its range is so small that values travel with a scale: above what they
@@ -44,7 +45,7 @@ DTYPES = {
     "float8_e5m2": Dtype(1, 3),
     "complex64": Dtype(8),
     "complex128": Dtype(16),
-    "int8": Dtype(1),
+    "int8": Dtype(1, 7, carries_values=True, scaled_below=2.0**7),
     "int16": Dtype(2),
     "int32": Dtype(4),
     "int64": Dtype(8),
