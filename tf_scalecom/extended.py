@@ -221,6 +221,8 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
                 VARIABLE: path,
                 "shape": value.shape.as_list(),
                 "dtype": value.dtype.name,
+                # What computes with it may have another dtype, without any other trace.
+                "dtype policy": keras.config.dtype_policy().name,
             }
             self.workers.require_alike("each new variable", description)
             value = self._of_chief(value, path)
