@@ -215,7 +215,9 @@ def policy_elsewhere(strategy, where):
 @pytest.mark.parametrize("where", ["set for all layers", "evaluate", "predict"])
 def test_a_dtype_policy_of_one_worker_alone_is_noticed_out_of_fit_too(cluster, where):
     for said in cluster(2).run(policy_elsewhere, where):
-        assert re.search(r"dtype polic.*'float32' .*worker 0\), 'mixed_bfloat16' .*worker 1\)", said)
+        assert re.search(
+            r"dtype polic.*'float32' .*worker 0\), 'mixed_bfloat16' .*worker 1\)", said
+        )
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,7 @@ class FailureCause:
     def __init__(self, name: str, find_gone: Callable[[], Sequence[str]]):
         self._name = name
         self._find_gone = find_gone
-        earlier = sys.excepthook
-        # A second strategy in the process has the same peers: it is enough that one asks.
-        self._previous: Callable = (
-            earlier._previous if isinstance(earlier, FailureCause) else earlier
-        )
+        self._previous: Callable = sys.excepthook
         sys.excepthook = self
 
     def stop(self) -> None:
