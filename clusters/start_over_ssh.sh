@@ -1,8 +1,8 @@
 #!/bin/bash
 # usage: start_over_ssh.sh "HOST ..." PORT COMMAND [ARGUMENT ...]
 # Starts the command on all hosts, from the folder of the same path as this one, and ends with the
-# first code that is not 0. Every host must have the program, and reach the others under these names.
-# Ctrl-C, a hang-up or SIGTERM ends the commands on all hosts.
+# code of the first host in that order that is not 0. Every host must have the program, and reach the
+# others under these names. Ctrl-C, a hang-up or SIGTERM ends the commands on all hosts.
 set -euo pipefail
 
 refuse() {
@@ -10,18 +10,35 @@ refuse() {
     exit 2
 }
 
+# For any shell there: in single quotes, as %q of bash is for bash alone.
+quoted() {
+    local word quote="'\\''"
+    for word; do printf "'%s' " "${word//\'/$quote}"; done
+}
+
 (($# >= 3)) || refuse "Expected hosts, a port and a command; received $# of them. Add what is missing."
-read -ra hosts <<<"$1"
+read -rd '' -a hosts <<<"$1" || true # also on several lines
 port=$2
 shift 2
 ((${#hosts[@]})) || refuse "Expected hosts; received none. Name them, with blanks between them."
-[[ $port =~ ^[0-9]{1,5}$ ]] || refuse "Expected a port; received '$port'. Give a number, such as 12345."
-for host in "${hosts[@]}"; do
-    # To ssh it would be an option; to TF_CONFIG the end of a text.
-    [[ $host != -* && $host != *[\"\\]* ]] || refuse "Expected the name of a host; received '$host'. Correct it."
-done
+[[ $port =~ ^[0-9]{1,5}$ ]] && ((10#$port > 0 && 10#$port < 65536)) ||
+    refuse "Expected a port from 1 to 65535; received '$port'. Give a number, such as 12345."
+port=$((10#$port))
+[[ $1 ]] || refuse "Expected a command; received ''. Give one, such as python train.py."
 
-addresses=$(printf ', "%s:'"$port"'"' "${hosts[@]}")
+addresses=()
+for host in "${hosts[@]}"; do
+    # With a hyphen it would be an option to ssh. The user is for ssh alone.
+    [[ $host =~ ^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?([A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*)$ ]] ||
+        refuse "Expected the name of a host; received '$host'. Correct it."
+    name=${BASH_REMATCH[2]}
+    [[ $name == *:* ]] && name="[$name]" # IPv6
+    address="\"$name:$port\""
+    [[ " ${addresses[*]-} " != *" $address "* ]] ||
+        refuse "Expected a host for each worker; received '$host' twice. Name each once."
+    addresses+=("$address")
+done
+cluster=$(printf ', %s' "${addresses[@]}")
 workers=()
 # An ssh that ends takes its command along, by -tt; in the background it sees no Ctrl-C itself.
 end() {
@@ -33,9 +50,9 @@ trap 'end 129' HUP
 trap 'end 130' INT
 trap 'end 143' TERM
 for index in "${!hosts[@]}"; do
-    config="{\"cluster\": {\"worker\": [${addresses:2}]}, \"task\": {\"type\": \"worker\", \"index\": $index}}"
+    config="{\"cluster\": {\"worker\": [${cluster:2}]}, \"task\": {\"type\": \"worker\", \"index\": $index}}"
     ${SSH:-ssh -tt} "${hosts[$index]}" \
-        "cd $(printf %q "$PWD") && TF_CONFIG=$(printf %q "$config") $(printf '%q ' "$@")" \
+        "cd $(quoted "$PWD")&& exec env $(quoted "TF_CONFIG=$config" "$@")" \
         </dev/null > >(sed "s/^/[worker $index] /") 2>&1 &
     workers+=($!)
 done

@@ -37,10 +37,9 @@ from tf_scalecom.update import gradient_sets, keras_hooks
 from tf_scalecom.update.skip_warning import SkipWarning
 from tf_scalecom.version import __version__
 from tf_scalecom.workers import cluster as cluster_lib
-from tf_scalecom.workers import forked_processes, proxies
+from tf_scalecom.workers import forked_processes, proxies, watchdog
 from tf_scalecom.workers.agreement import VARIABLE
 from tf_scalecom.workers.collectives import CARRIED
-from tf_scalecom.workers.watchdog import DEFAULT_SECONDS, Watchdog
 from tf_scalecom.workers.workers import Workers
 
 # From the meeting of the workers to the start of TensorFlow on all of them.
@@ -160,7 +159,9 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
     def _install_cross_device_ops(self):
         self._collective_keys = _collective_keys
         options = copy.copy(self._communication_options)
-        limit = DEFAULT_SECONDS if options.timeout_seconds is None else options.timeout_seconds
+        limit = (
+            watchdog.DEFAULT_SECONDS if options.timeout_seconds is None else options.timeout_seconds
+        )
         # TensorFlow would start a thread for each collective, which lives that long.
         options.timeout_seconds = None
         self._communication_options = options
@@ -204,8 +205,7 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
             for launcher in cross_device_ops._launchers
         }
         if self._num_workers > 1:
-            watchdog = Watchdog(self.launchers, self._cluster.name, self._cluster.peers, limit)
-            weakref.finalize(self, watchdog.end).atexit = False  # that is its own business
+            watchdog.watch(self.launchers, self._cluster.name, self._cluster.peers, limit)
 
     def make_local_cross_device_ops(self) -> ScaleComAllReduce:
         """Of this worker's devices alone: NCCL, where they are GPUs."""
@@ -241,6 +241,8 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
                 VARIABLE: path,
                 "shape": value.shape.as_list(),
                 "dtype": value.dtype.name,
+                # What computes with it may have another dtype, without any other trace.
+                "dtype policy": keras.config.dtype_policy().name,
             }
             self.workers.require_alike("each new variable", description)
             value = self._of_chief(value, path)

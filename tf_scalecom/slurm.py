@@ -12,14 +12,18 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from tf_scalecom.workers.addresses import expected_instead, place
+
 # Below the range from which Linux gives ports to whoever asks for any, which starts at 32768.
 _FIRST_PORT = 12000
 # Jobs that share a node differ in their ports, up to this many tasks a node and jobs in a row.
 _TASKS_PER_NODE = 64
 _JOBS = 320
 # A number has up to 9 digits, and there are up to so many hosts.
-_RANGE = r"\d{1,9}(?:-\d{1,9})?"
+_RANGE = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
 _MOST_HOSTS = 65_536
+# Of a value, in an error.
+_SHOWN = 200
 
 
 def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
@@ -35,11 +39,12 @@ def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
     """
     hosts = _hosts(_value(environment, "SLURM_STEP_NODELIST"))
     counts = _counts(_value(environment, "SLURM_STEP_TASKS_PER_NODE"))
-    if len(hosts) != len(counts) or max(counts) > _TASKS_PER_NODE:
+    if len(hosts) != len(counts) or not all(1 <= count <= _TASKS_PER_NODE for count in counts):
         raise ValueError(
             f"Expected SLURM_STEP_TASKS_PER_NODE to give 1 to {_TASKS_PER_NODE} tasks for each of "
-            f"the {len(hosts)} nodes in SLURM_STEP_NODELIST; received {counts}. Ask for fewer "
-            "tasks on a node: a worker trains on all GPUs that it is given."
+            f"the {len(hosts)} nodes in SLURM_STEP_NODELIST; received "
+            f"{_shown(environment['SLURM_STEP_TASKS_PER_NODE'])}. Ask for fewer tasks on a node: "
+            "a worker trains on all GPUs that it is given."
         )
     port = _FIRST_PORT + _number(environment, "SLURM_JOB_ID") % _JOBS * _TASKS_PER_NODE
     places = [(node, task) for node, count in enumerate(counts) for task in range(count)]
@@ -51,10 +56,9 @@ def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
             f"says; received SLURM_PROCID={rank} as SLURM_LOCALID={here[1]} on "
             f"SLURM_NODEID={here[0]}. Start them with srun --distribution=block."
         )
-    return {
-        "cluster": {"worker": [f"{hosts[node]}:{port + task}" for node, task in places]},
-        "task": {"type": "worker", "index": rank},
-    }
+    addresses = [f"{hosts[node]}:{port + task}" for node, task in places]
+    _check_addresses(addresses)
+    return {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
 
 
 def main(command: Sequence[str] | None = None) -> None:
@@ -81,31 +85,51 @@ def _hosts(nodes: str) -> list[str]:
     """`n[01-03,7],m5` as n01, n02, n03, n7, m5."""
     hosts: list[str] = []
     # Commas inside brackets separate numbers, those outside hosts.
-    for entry in re.split(r",(?![^\[]*\])", nodes):
-        named = re.fullmatch(rf"([^\[\],\s]+)(?:\[({_RANGE}(?:,{_RANGE})*)\])?", entry)
+    entries = re.sub(r"\[[^\]]*\]", lambda numbers: numbers[0].replace(",", "\0"), nodes)
+    for entry in entries.split(","):
+        named = re.fullmatch(rf"([^\[\],\s]+)(?:\[({_RANGE}(?:\0{_RANGE})*)\])?", entry)
         numbers = list(_numbers(named[2])) if named and named[2] else [""]
         if not named or not numbers:
             raise ValueError(
-                f"Expected SLURM_STEP_NODELIST like n[01-03,7] or a,b; received {nodes!r}. Set it "
-                "to the names one by one: "
+                f"Expected SLURM_STEP_NODELIST like n[01-03,7] or a,b; received {_shown(nodes)}. "
+                "Set it to the names one by one: "
                 "SLURM_STEP_NODELIST=$(scontrol show hostnames | paste -sd,)."
             )
         hosts += [named[1] + number for number in numbers]
-        _check_hosts(len(hosts), "SLURM_STEP_NODELIST", nodes)
+        _check_count(len(hosts), "SLURM_STEP_NODELIST", nodes)
     return hosts
 
 
-def _check_hosts(count, name, value):
+def _check_count(count, name, value):
     if count > _MOST_HOSTS:
         raise ValueError(
-            f"Expected {name} to have up to {_MOST_HOSTS:,} nodes; received {value!r}. Start the "
-            "command with srun."
+            f"Expected {name} to have up to {_MOST_HOSTS:,} nodes; received {_shown(value)}. Start "
+            "the command with srun."
         )
 
 
+def _check_addresses(addresses):
+    seen = set()
+    for address in addresses:
+        expected = expected_instead(address)
+        if expected is None and place(address) in seen:
+            expected = "a name once"
+        if expected is not None:
+            raise ValueError(
+                f"Expected {expected} in SLURM_STEP_NODELIST; received {_shown(address)}, with its "
+                "port. Start the command with srun."
+            )
+        seen.add(place(address))
+
+
+def _shown(value: str) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
+
+
 def _numbers(ranges: str) -> Iterator[str]:
-    """`01-03,7` as 01, 02, 03, 7."""
-    for entry in ranges.split(","):
+    """`01-03` and 7, with a zero byte between them, as 01, 02, 03, 7."""
+    for entry in ranges.split("\0"):
         first, _, last = entry.partition("-")
         numbers = range(int(first), int(last or first) + 1)
         yield from (str(n).zfill(len(first)) for n in itertools.islice(numbers, _MOST_HOSTS + 1))
@@ -115,14 +139,14 @@ def _counts(tasks: str) -> list[int]:
     """`2(x3),1` as 2, 2, 2, 1."""
     counts: list[int] = []
     for entry in tasks.split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", entry)
+        found = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", entry)
         if not found:
             raise ValueError(
-                f"Expected SLURM_STEP_TASKS_PER_NODE like 2(x3),1; received {tasks!r}. Start the "
-                "command with srun."
+                f"Expected SLURM_STEP_TASKS_PER_NODE like 2(x3),1; received {_shown(tasks)}. Start "
+                "the command with srun."
             )
         repeated = int(found[2] or 1)
-        _check_hosts(len(counts) + repeated, "SLURM_STEP_TASKS_PER_NODE", tasks)
+        _check_count(len(counts) + repeated, "SLURM_STEP_TASKS_PER_NODE", tasks)
         counts += [int(found[1])] * repeated
     return counts
 
@@ -140,7 +164,8 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     text = _value(environment, name)
     if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
         raise ValueError(
-            f"Expected {name} to be a whole number; received {text!r}. Start the command with srun."
+            f"Expected {name} to be a whole number; received {_shown(text)}. Start the command "
+            "with srun."
         )
     return int(text)
 

@@ -1,8 +1,10 @@
 """What clusters/ holds fits what it is for: SLURM's variables, Kubeflow's schema, ssh."""
 
+import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from kubeflow.training import models as kubeflow_models
 from package_source import ROOT, run
 
 from tf_scalecom import slurm
+from tf_scalecom.launch.local_cluster import reserve_ports
 from tf_scalecom.workers.cluster import parse_tf_config
 
 CLUSTERS = ROOT / "clusters"
@@ -85,6 +88,21 @@ def test_slurm_jobs_on_one_node_have_different_ports_below_those_the_system_give
         (slurm_task(0, f"n[1-{10 * '9'}]", "1", 0, 0), "SLURM_STEP_NODELIST like"),
         (slurm_task(0, f"n[1-{9 * '9'}]", "1", 0, 0), "SLURM_STEP_NODELIST to have up to 65,536"),
         (slurm_task(0, "n1", f"1(x{9 * '9'})", 0, 0), "SLURM_STEP_TASKS_PER_NODE to have up to"),
+        (slurm_task(0, "a," * 65_537, "1", 0, 0), r"SLURM_STEP_NODELIST to have .* characters\)"),
+        (slurm_task(0, "n1", "0", 0, 0), "SLURM_STEP_TASKS_PER_NODE to give 1 to 64 .* '0'"),
+        (slurm_task(0, "n[1-2]", "1,0", 0, 0), "1 to 64 tasks .* '1,0'"),
+        (slurm_task(0, "n1", "1(x0)", 0, 0), "1 to 64 tasks for each of the 1 nodes"),
+        (slurm_task(0, "n1", "1(x65536)", 0, 0), "received '1\\(x65536\\)'"),
+        (slurm_task(0, "n1", "١", 0, 0), "SLURM_STEP_TASKS_PER_NODE like"),
+        (slurm_task(0, "n[١-٣]", "1(x3)", 0, 0), "SLURM_STEP_NODELIST like"),
+        (slurm_task(0, "a,a", "1(x2)", 0, 0), "a name once in SLURM_STEP_NODELIST; .* 'a:12448'"),
+        (slurm_task(0, "n[1,1]", "1(x2)", 0, 0), "a name once in SLURM_STEP_NODELIST"),
+        (slurm_task(0, 64 * "a", "1", 0, 0), "1 to 63 between dots .* in SLURM_STEP_NODELIST"),
+        (slurm_task(0, "a..b", "1", 0, 0), "1 to 63 between dots .* in SLURM_STEP_NODELIST"),
+        (slurm_task(0, "a:1", "1", 0, 0), "host:port .* in SLURM_STEP_NODELIST"),
+        (slurm_task(0, "n1\n", "1", 0, 0), "SLURM_STEP_NODELIST like"),
+        (slurm_task(0, "n1", "1", 0, -1), "SLURM_LOCALID to be a whole number; received '-1'"),
+        (slurm_task(0, "n1", "1", 0, 0, job="7_1"), "SLURM_JOB_ID to be a whole number"),
     ],
     ids=itertools.count(),
 )
@@ -217,19 +235,30 @@ def test_shell_scripts_are_well_formed(name):
     run("bash", "-n", CLUSTERS / name, cwd=ROOT)
 
 
-def test_hosts_over_ssh_get_their_places_and_a_failure_is_passed_on(tmp_path):
-    """With `ssh HOST COMMAND` replaced by a shell here; the quoting is as for the real one."""
+def over_ssh(arguments, ssh):
+    """Has the script run to its end; `ssh` is what it calls in place of ssh."""
+    return subprocess.run(
+        [CLUSTERS / "start_over_ssh.sh", *arguments],
+        env={**os.environ, "SSH": str(ssh)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def dash(tmp_path):
+    """In place of ssh, a shell that is not bash: on Debian `sh` is dash."""
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
     ssh.chmod(0o755)
+    return ssh
+
+
+def test_hosts_over_ssh_get_their_places_and_a_failure_is_passed_on(dash):
+    """With `ssh HOST COMMAND` replaced by a shell here; the quoting is as for the real one."""
     code = (
         "import os, sys; config = os.environ['TF_CONFIG']; print(config, sys.argv[1:]); "
         "sys.exit(3 if config.endswith('1}}') else 0)"
     )
-    process = subprocess.run(
-        [CLUSTERS / "start_over_ssh.sh", "a b", "12345", sys.executable, "-c", code, "x y"],
-        env={**os.environ, "SSH": str(ssh)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    process = over_ssh(["a b", "12345", sys.executable, "-c", code, "x y"], dash)
     assert process.returncode == 3, process.stderr
     for rank in (0, 1):
         (line,) = (s for s in process.stdout.splitlines() if s.startswith(f"[worker {rank}] "))
@@ -239,49 +268,163 @@ def test_hosts_over_ssh_get_their_places_and_a_failure_is_passed_on(tmp_path):
         assert cluster.jobs == {"worker": ("a:12345", "b:12345")} and cluster.task_id == rank
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+SAY = "import json, os, sys; print(json.loads(os.environ['TF_CONFIG'])['cluster'], sys.argv[1:])"
+
+
+def test_arguments_arrive_as_they_are_in_any_shell(dash):
+    odd = ["it's", 'a"b', "$HOME", "`id`", "x\ny", "t\tb", "", "~", "*", "ü", "\\n", "!", "& ;"]
+    process = over_ssh(["a", "123", sys.executable, "-c", SAY, *odd], dash)
+    assert process.stdout == f"[worker 0] {{'worker': ['a:123']}} {odd}\n", process.stderr
+    process = over_ssh(["a", "123", "COLOUR=red", "sh", "-c", 'echo "$COLOUR"'], dash)
+    assert process.stdout == "[worker 0] red\n", process.stderr
+
+
+@pytest.mark.parametrize(
+    ("hosts", "port", "addresses"),
+    [
+        ("a\n b\t c", "123", ["a:123", "b:123", "c:123"]),
+        ("me@a you@b.example", "00123", ["a:123", "b.example:123"]),
+        ("::1 fe80::1%eth0", "65535", ["[::1]:65535", "[fe80::1%eth0]:65535"]),
+    ],
+)
+def test_hosts_may_be_written_in_any_way_that_ssh_knows(hosts, port, addresses, dash):
+    process = over_ssh([hosts, port, sys.executable, "-c", SAY], dash)
+    line = f"[worker 0] {{'worker': {addresses}}} []"
+    assert line in process.stdout.splitlines(), process.stdout + process.stderr
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
+    assert parse_tf_config(json.dumps(config)).jobs == {"worker": tuple(addresses)}
+
+
+def commands_until_signal(number, ssh, hosts, running):
+    """Has the script get a signal once commands run on all hosts; its exit code and last words."""
+    with subprocess.Popen(
+        [CLUSTERS / "start_over_ssh.sh", " ".join(hosts), "12345", "sleep", "60.25"],
+        env={**os.environ, "SSH": str(ssh)}, stderr=subprocess.PIPE, text=True,
+    ) as script:  # fmt: skip
+        deadline = time.monotonic() + 30
+        while len(commands := running(script.pid)) < len(hosts):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        script.send_signal(number)
+        _, said = script.communicate(timeout=10)
+    deadline = time.monotonic() + 10
+    while any(path.exists() for path in commands) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(path.exists() for path in commands)
+    return script.returncode, said
+
+
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+
+
+@SIGNALS
 def test_a_signal_ends_the_commands_on_all_hosts(number, tmp_path):
-    """With `ssh` replaced by a shell that takes its command along, as `ssh -tt` does."""
+    """With `ssh` replaced by a command that a signal ends, as ssh itself."""
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\nexec sleep 60\n")
     ssh.chmod(0o755)
-    with subprocess.Popen(
-        [CLUSTERS / "start_over_ssh.sh", "a b c", "12345", "sleep", "60"],
-        env={**os.environ, "SSH": str(ssh)}, stderr=subprocess.PIPE, text=True,
-    ) as script:  # fmt: skip
-        children = Path(f"/proc/{script.pid}/task/{script.pid}/children")
-        deadline = time.monotonic() + 30
 
-        def sleeping():
-            commands = [Path(f"/proc/{pid}/cmdline") for pid in children.read_text().split()]
-            return [c for c in commands if c.read_bytes().startswith(b"sleep")]
+    def running(pid):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [path for child in children if says_sleep(path := Path(f"/proc/{child}/cmdline"))]
 
-        while len(sleeping()) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        started = sleeping()
-        script.send_signal(number)
-        _, said = script.communicate(timeout=10)
-    assert script.returncode == 128 + number, said
-    assert not any(path.exists() for path in started)
+    code, said = commands_until_signal(number, ssh, ["a", "b", "c"], running)
+    assert code == 128 + number, said
+
+
+def says_sleep(path, *arguments):
+    with contextlib.suppress(OSError):
+        return path.read_bytes().startswith(b"\0".join([b"sleep", *arguments]))
+    return False
+
+
+@pytest.fixture(scope="module")
+def real_ssh(tmp_path_factory):
+    """The words that call ssh for a server of this machine's own, which ends with the tests."""
+    if not Path("/usr/sbin/sshd").exists() or not shutil.which("ssh"):
+        pytest.skip("needs ssh and its server (Debian: openssh-server)")
+    folder = tmp_path_factory.mktemp("ssh")
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    for key in "host", "user":
+        run("ssh-keygen", "-qt", "ed25519", "-N", "", "-f", folder / key, cwd=folder)
+    (port,) = reserve_ports(1)
+    number = port.getsockname()[1]
+    (folder / "config").write_text(
+        f"Port {number}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nUsePAM no\n"
+        f"AuthorizedKeysFile {folder}/user.pub\nStrictModes no\nPidFile none\n"
+        "PermitRootLogin yes\n"
+    )
+    server = subprocess.Popen(
+        ["/usr/sbin/sshd", "-D", "-f", folder / "config", "-E", folder / "log"]
+    )
+    options = "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"
+    ssh = [
+        "ssh",
+        "-tt",
+        "-p",
+        str(number),
+        "-i",
+        str(folder / "user"),
+        *(f"-o{o}" for o in options),
+    ]
+    deadline = time.monotonic() + 20
+    while subprocess.run([*ssh, "127.0.0.1", "true"], capture_output=True).returncode:
+        if server.poll() is not None or time.monotonic() > deadline:
+            server.kill()
+            pytest.skip(f"sshd does not serve here: {(folder / 'log').read_text()}")
+        time.sleep(0.1)
+    yield " ".join(ssh)
+    server.terminate()
+    server.wait(10)
+    port.close()
+
+
+@SIGNALS
+def test_a_signal_ends_the_commands_over_a_real_ssh(number, real_ssh):
+    def running(_):
+        paths = Path("/proc").glob("[0-9]*/cmdline")
+        return [path for path in paths if says_sleep(path, b"60.25")]
+
+    hosts = ["127.0.0.1", "localhost"]
+    code, said = commands_until_signal(number, real_ssh, hosts, running)
+    assert code == 128 + number, said
+
+
+def test_a_failure_over_a_real_ssh_is_passed_on(real_ssh):
+    process = over_ssh(["127.0.0.1 localhost", "12345", "sh", "-c", "echo it; exit 5"], real_ssh)
+    assert process.returncode == 5
+    assert sorted(process.stdout.splitlines()) == ["[worker 0] it", "[worker 1] it"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "Expected hosts, a port and a command; received 0"),
+        (["--help"], "Expected hosts, a port and a command; received 1"),
         (["a b", "12345"], "Expected hosts, a port and a command; received 2"),
         (["  ", "12345", "true"], "Expected hosts; received none"),
-        (["a b", "port", "true"], "Expected a port; received 'port'"),
+        (["\n", "12345", "true"], "Expected hosts; received none"),
+        (["a b", "port", "true"], "Expected a port from 1 to 65535; received 'port'"),
+        (["a b", "0", "true"], "Expected a port from 1 to 65535; received '0'"),
+        (["a b", "65536", "true"], "Expected a port from 1 to 65535; received '65536'"),
+        (["a b", "-1", "true"], "Expected a port from 1 to 65535; received '-1'"),
+        (["a b", 20 * "9", "true"], "Expected a port from 1 to 65535; received '999"),
+        (["a b", "12345", ""], "Expected a command; received ''"),
         (["a -oProxyCommand=true", "12345", "true"], "Expected the name of a host; received '-o"),
+        (["me@-a", "12345", "true"], "Expected the name of a host; received 'me@-a'"),
         (['a b"', "12345", "true"], "Expected the name of a host; received 'b\"'"),
+        (["a,b", "12345", "true"], "Expected the name of a host; received 'a,b'"),
+        (["$(id)", "12345", "true"], "Expected the name of a host; received '$(id)'"),
+        (["*", "12345", "true"], "Expected the name of a host; received '*'"),
+        (["[::1]", "12345", "true"], "Expected the name of a host; received '[::1]'"),
+        (["ssh://a", "12345", "true"], "Expected the name of a host; received 'ssh://a'"),
+        (["a b a", "12345", "true"], "Expected a host for each worker; received 'a' twice"),
+        (["a me@a", "12345", "true"], "Expected a host for each worker; received 'me@a' twice"),
     ],
 )
-def test_what_ssh_cannot_take_is_refused_before_it_starts(arguments, message, tmp_path):
-    process = subprocess.run(
-        [CLUSTERS / "start_over_ssh.sh", *arguments],
-        env={**os.environ, "SSH": "false"}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+def test_what_ssh_cannot_take_is_refused_before_it_starts(arguments, message):
+    process = over_ssh(arguments, "false")
     usage, error = process.stderr.splitlines()
     assert process.returncode == 2
     assert usage.startswith("usage: start_over_ssh.sh ") and error.startswith(message)

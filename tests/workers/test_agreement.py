@@ -192,6 +192,34 @@ def fit_with(strategy, arguments):
     return None
 
 
+def policy_elsewhere(strategy, where):
+    """Has one worker alone compute in bfloat16, out of `fit`; returns the error."""
+    policy = ["float32", "mixed_bfloat16"][strategy.extended._id_in_cluster]
+    try:
+        with strategy.scope():
+            if where == "set for all layers":
+                keras.config.set_dtype_policy(policy)
+                policy = None
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype=policy)])
+            model.compile(loss="mse")
+        if where == "evaluate":
+            model.evaluate(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+        else:
+            model.predict(np.ones((8, 2)), verbose=0)
+    except ValueError as error:
+        return str(error)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("where", ["set for all layers", "evaluate", "predict"])
+def test_a_dtype_policy_of_one_worker_alone_is_noticed_out_of_fit_too(cluster, where):
+    for said in cluster(2).run(policy_elsewhere, where):
+        assert re.search(
+            r"dtype polic.*'float32' .*worker 0\), 'mixed_bfloat16' .*worker 1\)", said
+        )
+
+
 @pytest.mark.parametrize(
     ("case", "difference"),
     [

@@ -219,8 +219,9 @@ class EndsWithLastWorker:
 def _compared(call: Call) -> dict:
     """What of a call is to be alike on all workers."""
     given = call.arguments
+    policies = dtype_policies(call.model)
     if call.name != "fit":
-        return {"steps": given["steps"]}
+        return {"steps": given["steps"], "dtype policies": policies}
     return {
         "initial_epoch": call.epoch,
         "epochs": min(given["epochs"], keras.config.max_epochs() or given["epochs"]),
@@ -229,7 +230,7 @@ def _compared(call: Call) -> dict:
         "validation_freq": given["validation_freq"],
         "steps_per_execution": call.model.steps_per_execution,
         "variables": describe_variables(call.model.variables),
-        "dtype policies": dtype_policies(call.model),
+        "dtype policies": policies,
         # A rate that is a variable is compared with the weights, `alike_state`.
         "optimizer": describe_optimizer(call.model.optimizer, constant_rate=False),
     }

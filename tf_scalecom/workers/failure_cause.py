@@ -41,11 +41,7 @@ class FailureCause:
         self._name = name
         self._has_failed = False
         self._find_gone = find_gone
-        earlier = sys.excepthook
-        # A second strategy in the process has the same peers: it is enough that one asks.
-        self._previous: Callable = (
-            earlier._previous if isinstance(earlier, FailureCause) else earlier
-        )
+        self._previous: Callable = sys.excepthook
         sys.excepthook = self
 
     def stop(self) -> None:

@@ -9,10 +9,12 @@ thread that looks at the launchers' counts once a second does all this and costs
 """
 
 import atexit
+import dataclasses
+import functools
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
@@ -36,8 +38,15 @@ _NUMBER = ", call "
 _SILENT = "does not answer: it is stopped, or out of reach"
 
 
-class Watchdog:
-    """Watches the collectives of some launchers.
+def watch(
+    launchers: Iterable[CollectiveLauncher],
+    name: str,
+    peers: Mapping[str, str],
+    limit_seconds: float,
+) -> None:
+    """Has the collectives of some launchers watched, as long as there are these.
+
+    One watchdog does it for all strategies of the process, which TensorFlow itself may keep.
 
     Args:
         launchers: the launchers.
@@ -46,21 +55,33 @@ class Watchdog:
         limit_seconds: the longest that one collective may take; 0 is no limit, so that only a
             worker that has died or is stopped ends the wait.
     """
+    _of_this_process(name, tuple(peers.items())).add(launchers, limit_seconds or float("inf"))
 
-    def __init__(
-        self,
-        launchers: Sequence[CollectiveLauncher],
-        name: str,
-        peers: Mapping[str, str],
-        limit_seconds: float,
-    ):
+
+@functools.cache
+def _of_this_process(name, peers) -> "_Watchdog":
+    return _Watchdog(name, dict(peers))
+
+
+@dataclasses.dataclass
+class _Watched:
+    """The call under way on a launcher: its number, or None, and when it was first seen."""
+
+    number: int | None
+    since: float
+    limit: float
+
+
+class _Watchdog:
+    def __init__(self, name: str, peers: Mapping[str, str]):
         self._name = name
         self._peers = peers
-        self._limit = limit_seconds or float("inf")
-        # Number of the call under way on each launcher, and when it was first seen.
-        self._seen = {launcher: (None, 0.0) for launcher in launchers}
-        self._ask_after = min(_ASK_AFTER_SECONDS, self._limit / 4)
-        self._stuck_after = min(_STUCK_AFTER_SECONDS, self._limit / 4)
+        self._watched: weakref.WeakKeyDictionary[CollectiveLauncher, _Watched] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._watched_changes = threading.Lock()
+        # Of the launcher whose collective waits longest.
+        self._limit = float("inf")
         self._note = worker_notes.WorkerNote(name)
         self._failure_cause = FailureCause(name, self._gone)
         # Which calls all workers were last seen to wait in, and how long this one had then.
@@ -71,22 +92,23 @@ class Watchdog:
         # TensorFlow, though, when the interpreter goes.
         self._thread = threading.Thread(target=self._watch, name="scalecom-watchdog", daemon=True)
         self._thread.start()
-        atexit.register(_stop, weakref.ref(self))
+        atexit.register(self._end_of_process)
 
-    def end(self):
-        """Has the watch end within a second."""
-        self._stopped.set()
-        self._failure_cause.stop()
-        self._note.end()
+    def add(self, launchers, limit):
+        """Watches these, too."""
+        with self._watched_changes:
+            for launcher in launchers:
+                self._watched[launcher] = _Watched(None, 0.0, limit)
 
     def stop(self):
         """Ends the watch."""
-        self.end()
+        self._stopped.set()
+        self._failure_cause.stop()
         self._note.stop()
         self._thread.join(_LAST_CALL_SECONDS)
 
-    def leave(self):
-        """Ends a process that has failed because of another, at once."""
+    def _end_of_process(self):
+        self.stop()
         self._failure_cause.leave()
 
     def _watch(self):
@@ -94,10 +116,11 @@ class Watchdog:
         while not self._stopped.wait(_PAUSE_SECONDS):
             waited, call = self._longest_wait()
             asked_at = min(asked_at, waited)  # the next call begins at 0 again
-            ask = waited - asked_at >= self._ask_after
+            ask_after = min(_ASK_AFTER_SECONDS, self._limit / 4)
+            ask = waited - asked_at >= ask_after
             if ask and self._abort_if_gone(waited):
                 return
-            self._note.write(call if waited > self._ask_after else None)
+            self._note.write(call if waited > ask_after else None)
             if waited > self._limit:
                 self._abort_late(waited)
                 return
@@ -109,18 +132,24 @@ class Watchdog:
     def _longest_wait(self):
         """For how many seconds a collective has been under way, 0 if none is, and which."""
         now = time.monotonic()
-        for launcher, (number, _) in self._seen.items():
+        with self._watched_changes:
+            watched = dict(self._watched)
+        for launcher, seen in watched.items():
             # In this order: a call that ends in between is not taken for one under way.
             begun, ended = launcher.begun.numpy(), launcher.ended.numpy()
             if begun == ended:
-                self._seen[launcher] = (None, now)
-            elif begun != number:
-                self._seen[launcher] = (begun, now)
-        launcher = min(self._seen, key=lambda launcher: self._seen[launcher][1])
-        number, since = self._seen[launcher]
+                seen.number, seen.since = None, now
+            elif begun != seen.number:
+                seen.number, seen.since = begun, now
+        if not watched:
+            return 0.0, None
+        launcher, seen = min(watched.items(), key=lambda item: item[1].since)
+        self._limit = seen.limit
         call, purpose = launcher.last_call()
         # What comes before the number is compared, what comes after is for people.
-        return now - since, f"{call}{_NUMBER}{number}" + (f" ({purpose})" if purpose else "")
+        return now - seen.since, f"{call}{_NUMBER}{seen.number}" + (
+            f" ({purpose})" if purpose else ""
+        )
 
     def _gone(self):
         """The peers that do not answer, in words."""
@@ -152,7 +181,9 @@ class Watchdog:
         if calls != self._calls:
             self._calls, self._calls_since = calls, waited
         kinds = _kinds(calls)
-        apart = len(kinds) > 1 and waited - self._calls_since >= self._stuck_after
+        apart = len(kinds) > 1 and waited - self._calls_since >= min(
+            _STUCK_AFTER_SECONDS, self._limit / 4
+        )
         if apart:
             self._abort(
                 tf.errors.FAILED_PRECONDITION,
@@ -215,10 +246,3 @@ def _fault(task):
     except tf.errors.FailedPreconditionError:
         return "has ended: another process answers there"
     return None
-
-
-def _stop(reference):
-    watchdog = reference()
-    if watchdog is not None:
-        watchdog.stop()
-        watchdog.leave()

@@ -35,14 +35,10 @@ class WorkerNote:
             self.text = text
             self._changed.set()
 
-    def end(self) -> None:
-        """Has the thread end, as soon as it can."""
-        self._ended = True
-        self._changed.set()
-
     def stop(self) -> None:
         """Ends the thread, if it can be ended."""
-        self.end()
+        self._ended = True
+        self._changed.set()
         self._thread.join(_STOP_SECONDS)
 
     def _work(self):
