@@ -6,7 +6,7 @@ import re
 import sysconfig
 import traceback
 
-from tf_scalecom.base.terminal import shortened
+from tf_scalecom.base.terminal import one_line, shortened
 
 _PACKAGE = f"{pathlib.Path(__file__).resolve().parents[1]}{os.sep}"
 _PATHS = sysconfig.get_paths()
@@ -27,7 +27,7 @@ def told(error: BaseException) -> str:
         text = str(error.msg if isinstance(error, SyntaxError) else error)
     except Exception:
         text = "without words"
-    words = shortened(_GRAPH.sub("", text))
+    words = shortened(one_line(_GRAPH.sub("", text)))
     said = f"{type(error).__name__}: {words}" if words else type(error).__name__
     file, line = _place(error, text)
     return f"{said} (line {line} of {_from_here(file)})" if file else said

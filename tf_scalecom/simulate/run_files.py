@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tf_scalecom.base.terminal import shortened
+from tf_scalecom.base.terminal import one_line, shortened
 from tf_scalecom.base.whole_files import write_whole
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.simulation import MEASURES, Simulation
@@ -55,10 +55,10 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
             raise ValueError("no ordinary file")
         yield
     except Exception as error:  # of text, JSON, a table's cells, an archive or the arrays in it
+        words = shortened(one_line(f"{type(error).__name__}: {error}"))
         raise UnusableFolder(
-            f"Expected {path} to be as `simulate` wrote it; received a damaged file "
-            f"({shortened(f'{type(error).__name__}: {error}')}). Put it back, or remove its folder "
-            "to make the run again."
+            f"Expected {path} to be as `simulate` wrote it; received a damaged file ({words}). Put "
+            "it back, or remove its folder to make the run again."
         ) from error
 
 
