@@ -276,7 +276,8 @@ def test_bandwidth_that_not_all_are_to_measure_is_one_problem(doctor, addresses)
     "count",
     [
         {}, [], None, {"bytes": 1}, {"bytes": "1", "seconds": 1}, {"bytes": 1, "seconds": 0},
-        {"bytes": -1, "seconds": 1}, {"bytes": 10**400, "seconds": 1}, {"bytes": 1, "seconds": 1e-320},
+        {"bytes": -1, "seconds": 1}, {"bytes": 10**400, "seconds": 1},
+        {"bytes": 1, "seconds": 1e-320},
         {"bytes": float("nan"), "seconds": 1}, {"bytes": 1e308, "seconds": 1e-9},
     ],
 )  # fmt: skip
