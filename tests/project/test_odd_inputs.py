@@ -420,7 +420,7 @@ PLAN = [
         "size of the tensor must be unchanged", 2),
     Row(f"plan mine:build {HERE}", built(r"raise OSError('a\n\x1b[1mb')"),
         "OSError: a b (line 3 of mine.py)", 2),
-    Row(f"plan mine:build {HERE}", built("raise ValueError('x' * 10**6)"), "(line 3 of mine.py)", 2),
+    Row(f"plan mine:build {HERE}", built("raise ValueError('x' * 10**6)"), "(line 3 of mine.", 2),
     Row(f"plan mine:build {HERE}", built("assert False"), "AssertionError (line 3 of mine", 2),
     Row(f"plan mine:build {HERE}", built("exit(7)"), "SystemExit: 7 (line 3 of mine.py)", 2),
     Row(f"plan mine:build {HERE}", built("return build()"), "RecursionError", 2),
