@@ -649,6 +649,7 @@ def runs(tmp_path_factory):
     return folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "damage"), [(name, damage) for name, all_of in DAMAGES.items() for damage in all_of]
 )
@@ -670,6 +671,7 @@ def test_simulate_with_a_damaged_file(name, damage, runs, answer, monkeypatch, t
         assert path.read_bytes() == content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["16k", "64k"])
 def test_simulate_on_a_full_disk_goes_on_where_there_is_room(size, answer, runs, tmp_path):
     """Of whatever file the disk is full, what is finished stays, and the same command goes on."""
