@@ -1,6 +1,8 @@
 """The flags that all train.py share, and kinds of flags: each is checked as it is parsed."""
 
 import math
+import os
+import re
 
 from absl import flags
 from package_files import DATA_FOLDER
@@ -72,6 +74,14 @@ def define_flags(**defaults) -> None:
     )
     define(flags.DEFINE_string, "data_dir", str(DATA_FOLDER), "Where data sets are.")
     define(flags.DEFINE_string, "result", None, "File for the chief's measurements, as JSON.")
+    flags.register_validator(
+        "result",
+        lambda path: (
+            path is None
+            or (os.path.isdir(os.path.dirname(os.path.abspath(path))) and not os.path.isdir(path))
+        ),
+        "expected a file, there or to be, in a folder that is there",
+    )
     if defaults:
         raise ValueError(
             f"Expected defaults of shared flags; received {sorted(defaults)}. Define a flag of "
@@ -94,7 +104,7 @@ def define_sgd_flags() -> None:
     )
     flags.register_validator(
         "decay_epochs",
-        lambda epochs: all(epoch.isdecimal() and int(epoch) > 0 for epoch in epochs),
+        lambda epochs: all(re.fullmatch("0*[1-9][0-9]{0,8}", epoch) for epoch in epochs),
         "expected whole numbers above 0 with commas between them, such as 30,60,80",
     )
     define_positive("decay_factor", 0.1, "What it is multiplied by after each --decay_epochs.")

@@ -64,7 +64,7 @@ def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
 def main(command: Sequence[str] | None = None) -> None:
     """Becomes the command, with TF_CONFIG set."""
     command = list(sys.argv[1:] if command is None else command)
-    if not command:
+    if not command or not command[0]:
         raise SystemExit(
             "usage: srun python -m tf_scalecom.slurm COMMAND [argument ...]\n"
             "expected a command to run with TF_CONFIG set, received none: try python train.py"

@@ -169,68 +169,6 @@ def test_training_that_already_runs_there_counts_as_reached(doctor, addresses):
     assert code == 1 and "an answer that is no doctor's" in problem
 
 
-def answered_with(doctor, addresses, answer):
-    """What the doctor finds where something listens that answers so."""
-    with socket.create_server(("", int(addresses[1].rpartition(":")[2]))) as server:
-
-        def serve():
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(answer)
-
-        with ThreadPoolExecutor(1) as pool:
-            served = pool.submit(serve)
-            found = doctor(tf_config(addresses), "--timeout", "0.1")
-            served.result()
-    return found
-
-
-def call(**changes):
-    facts = {"--bandwidth": False, "versions": VERSIONS, "workers": {}}
-    message = {"tf_scalecom doctor": "worker 1", "facts": facts, "stream": False} | changes
-    return json.dumps(message).encode() + b"\n"
-
-
-STRANGERS = {
-    "http": b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    "garbage": bytes(range(256)),
-    "zeros": bytes(100),
-    "deep_json": b"[" * 60_000 + b"\n",
-    "no_facts": call(facts=None),
-    "facts_of_other_types": call(facts={"--bandwidth": 1, "versions": [], "workers": {}}),
-    "versions_of_other_types": call(
-        facts={"--bandwidth": False, "versions": {"keras": {}}, "workers": {}}
-    ),
-    "a_name_that_is_none": call(**{"tf_scalecom doctor": ["worker 1"]}),
-    "no_stream": b'{"tf_scalecom doctor": "worker 1"}\n',
-}
-
-
-@pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_stranger_at_a_peers_address_is_a_problem(doctor, addresses, stranger):
-    code, report = answered_with(doctor, addresses, STRANGERS[stranger])
-    (problem,) = report["problems"]
-    assert code == 1
-    assert f"Expected worker 1 at {addresses[1]} to answer" in problem
-    assert "an answer that is no worker's: another program listens there" in problem
-
-
-def test_what_hangs_up_may_be_a_worker_that_waits(doctor, addresses):
-    code, report = answered_with(doctor, addresses, b"")
-    assert code == 0 and report["peers"]["worker 1"]["answered"]
-
-
-def test_what_a_peer_says_cannot_move_the_cursor(doctor, addresses):
-    versions = {**VERSIONS, "keras": "3\x1b[2J\nPROBLEM none\u202e"}
-    facts = {"--bandwidth": False, "versions": versions, "workers": {}}
-    code, report = answered_with(doctor, addresses, call(facts=facts))
-    assert code == 1
-    text = "".join(report["problems"])
-    assert "PROBLEM none" in text and "x1b[2J" in text
-    assert text.isprintable()
-
-
 def test_a_peer_may_take_its_time_to_answer(doctor, addresses):
     with Peer(addresses) as peer:
         answer = peer.doctors._answer
@@ -332,6 +270,24 @@ def test_bandwidth_that_not_all_are_to_measure_is_one_problem(doctor, addresses)
         code, report = doctor(tf_config(addresses), "--bandwidth")
     (problem,) = report["problems"]
     assert code == 1 and "--bandwidth: True (worker 0), False (worker 1)" in problem
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        {}, [], None, {"bytes": 1}, {"bytes": "1", "seconds": 1}, {"bytes": 1, "seconds": 0},
+        {"bytes": -1, "seconds": 1}, {"bytes": 10**400, "seconds": 1},
+        {"bytes": 1, "seconds": 1e-320},
+        {"bytes": float("nan"), "seconds": 1}, {"bytes": 1e308, "seconds": 1e-9},
+    ],
+)  # fmt: skip
+def test_a_stream_that_is_counted_wrongly_is_one_problem(doctor, addresses, monkeypatch, count):
+    monkeypatch.setattr(network, "_STREAM_SECONDS", 0.0)
+    monkeypatch.setattr(network, "_count", lambda connection: count)
+    with Peer(addresses, stream=True):
+        code, report = doctor(tf_config(addresses), "--bandwidth")
+    (problem,) = report["problems"]
+    assert code == 1 and "to take a stream; received: no count of what came in" in problem
 
 
 def test_a_stream_that_breaks_off_is_one_problem(doctor, addresses, monkeypatch):

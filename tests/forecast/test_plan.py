@@ -424,7 +424,6 @@ def test_plot(capsys, tmp_path):
         (["plan", "test_plan:endless_model", *PLAN[2:], "--batch", "2"], "give --compute-ms"),
         (["plan", "test_plan:small_model", "-n", "0", "--gbits", "1", *GIVEN], "from 1 to"),
         (["plan", "test_plan:fails", *PLAN[2:], *GIVEN], "fails: OSError: no data (line "),
-        ([*PLAN, "--batch", f"{10**12}"], "1,000,000,000,000 samples: ResourceExhaustedError: "),
         ([*PLAN[:-1], "0", *GIVEN], "expected a number from 1e-09 to 1e+12, received '0'"),
         ([*PLAN[:-1], "1e-320", *GIVEN], "expected a number from 1e-09 to 1e+12"),
         ([*PLAN, "--compute-ms", "1e300"], "expected a number from 1e-09 to 1e+12"),

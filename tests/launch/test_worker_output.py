@@ -20,6 +20,10 @@ OUTPUTS = [
     ("colours stay", [b"\x1b[1mbold\x1b[0m\n"], ["\x1b[1mbold\x1b[0m"], ""),
     ("cursor movements go", [b"a\x1b[Ab\x1b[2K\n"], ["ab"], ""),
     ("cut escape", [b"a\x1b[3", b"2mb\n"], ["a\x1b[32mb"], ""),
+    ("titles go", [b"a\x1b]0;ti", b"tle\x07b\x1b]8;;there\x1b\\c\n"], ["abc"], ""),
+    ("resets go", [b"a\x1bcb\x1b(0c\x1b[?25l\x1b[!pd\x1b", b"ce\n"], ["abcde"], ""),
+    ("an endless title", [b"a\x1b]0;" + 5_000 * b"x", b"y\nb\n"], ["ay", "b"], ""),
+    ("other controls go", [b"a\x00\x07\x0eb\xc2\x9bc\tz\x7f\n"], ["abc\tz"], ""),
     ("cut character", ["━".encode()[:1], "━\n".encode()[1:]], ["━"], ""),
     ("not UTF-8", [b"\xff\n"], ["\N{REPLACEMENT CHARACTER}"], ""),
 ]

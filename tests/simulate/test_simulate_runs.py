@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import errno
-import io
 import json
 import pathlib
 import re
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from simulated_task import LinearClasses
@@ -321,57 +319,12 @@ def test_a_folder_of_other_options_is_refused(tmp_path):
 # --- Damage --------------------------------------------------------------------------------------
 
 
-def begun_run(folder, is_done):
-    """A run's folder with all its files: done, or to go on with."""
-    run(LinearClasses(), SMALL, folder, report=lambda line: None)
-    if not is_done:
-        (folder / "result.json").unlink()
-        simulation = Simulation(LinearClasses(), SMALL)
-        simulation.advance()
-        run_files.save_state(folder, simulation)
-
-
-def text_of_arrays(**arrays):
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-DAMAGES = {
-    "config.json": [b"", b"{", b"[1, 2]", b"\xff\xfe", b"12"],
-    "result.json": [b"", b'{"step": 4', b"[]]", b"null"],
-    "state.npz": [b"", b"PK\x03\x04", b"text", text_of_arrays(step=1)],
-    "records.csv": [b"\xff\n1\n", b"a,b\r\n1,2\r\n", b"step,loss\r\nfour,1\r\n"],
-    "evaluations.csv": [b"step,x\r\n2,0,0\r\n", b"step,x\r\n1,y\r\n", b"step,x\r\n1\r\n"],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [(name, damage) for name, damages in DAMAGES.items() for damage in damages],
-)
-def test_a_damaged_file_is_one_line_and_the_others_stay(
-    name, damage, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
-    monkeypatch.setattr(plots, "pyplot", lambda: None)
-    monkeypatch.setattr("tf_scalecom.simulate.task.load_task", lambda path: LinearClasses())
-    folder = tmp_path / SMALL.name
-    begun_run(folder, is_done=name == "result.json")
-    (folder / name).write_bytes(damage)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    options = ["learners", "batch_size", "steps", "compression_ratio", "record_every"]
-    given = [f"--{o.replace('_', '-')}={getattr(SMALL, o)}" for o in [*options, "evaluate_every"]]
-    with pytest.raises(SystemExit) as end:
-        main(["simulate", "task.py", f"--out={tmp_path}", *given])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2
-    assert f"error: Expected {folder / name} to be as `simulate` wrote it" in line
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
 def test_a_row_of_which_a_part_was_written_is_made_again(tmp_path):
-    begun_run(tmp_path, is_done=False)
+    run(LinearClasses(), SMALL, tmp_path, report=lambda line: None)
+    (tmp_path / "result.json").unlink()
+    simulation = Simulation(LinearClasses(), SMALL)
+    simulation.advance()
+    run_files.save_state(tmp_path, simulation)
     with (tmp_path / "records.csv").open("a") as file:
         file.write("2,0.1")
     assert len(read_table(tmp_path / "records.csv")) == 2

@@ -6,13 +6,12 @@ import re
 import sysconfig
 import traceback
 
-from tf_scalecom.base.terminal import shortened
+from tf_scalecom.base.terminal import one_line, shortened
 
 _PACKAGE = f"{pathlib.Path(__file__).resolve().parents[1]}{os.sep}"
 _PATHS = sysconfig.get_paths()
-# Not the user's: what Python makes up, this package, Python itself, and what is installed.
+# Not the user's: this package, Python itself, and what is installed.
 _OTHERS = (
-    "<",
     _PACKAGE,
     *(_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
@@ -27,7 +26,7 @@ def told(error: BaseException) -> str:
         text = str(error.msg if isinstance(error, SyntaxError) else error)
     except Exception:
         text = "without words"
-    words = shortened(_GRAPH.sub("", text))
+    words = shortened(one_line(_GRAPH.sub("", text)))
     said = f"{type(error).__name__}: {words}" if words else type(error).__name__
     file, line = _place(error, text)
     return f"{said} (line {line} of {_from_here(file)})" if file else said
@@ -39,7 +38,12 @@ def _place(error, text):
         return error.filename, error.lineno
     frames = traceback.extract_tb(error.__traceback__)
     places = [*_MADE_AT.findall(text), *((frame.filename, frame.lineno) for frame in frames)]
-    own = [place for place in places if not place[0].startswith(_OTHERS)]
+    # Compiled modules name files that are not here, Python such that are none.
+    own = [
+        (file, line)
+        for file, line in places
+        if os.path.isfile(file) and not file.startswith(_OTHERS)
+    ]
     return own[-1] if own else (None, None)
 
 

@@ -21,6 +21,5 @@ def one_line(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """In one line, or the beginning of it that one still reads."""
-    text = one_line(text)
+    """The beginning of it that one still reads."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_scalecom import ops
-from tf_scalecom.base.terminal import shortened
+from tf_scalecom.base.terminal import one_line, shortened
 from tf_scalecom.ops import built, native
 from tf_scalecom.version import __version__
 
@@ -64,7 +64,7 @@ def _version_line(program, line):
             timeout=_COMPILER_SECONDS,
         )
         said = done.stdout.decode(errors="replace").strip().splitlines()[line]
-        return f"{path}: {shortened(said)}"
+        return f"{path}: {shortened(one_line(said))}"
     except (OSError, subprocess.TimeoutExpired, IndexError) as error:
         return f"{path}: does not say its version ({error})"
 

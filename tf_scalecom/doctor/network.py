@@ -19,7 +19,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tf_scalecom.base.terminal import shortened
+from tf_scalecom.base.terminal import printable, shortened
 from tf_scalecom.workers import cluster as cluster_lib
 from tf_scalecom.workers.cluster import Cluster
 
@@ -254,7 +254,7 @@ def _is_table(value):
 
 def _in_lines(value):
     if isinstance(value, str):
-        return shortened(value)
+        return shortened(printable(value))
     if isinstance(value, dict):
         return {_in_lines(k): _in_lines(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tf_scalecom.base.terminal import shortened
+from tf_scalecom.base.terminal import one_line, shortened
 from tf_scalecom.base.whole_files import write_whole
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.simulation import MEASURES, Simulation
-from tf_scalecom.simulate.task import Task, identity
+from tf_scalecom.simulate.task import Task, expect, identity
 
 CONFIG, STATE, RESULT = "config.json", "state.npz", "result.json"
 RECORDS, EVALUATIONS = "records.csv", "evaluations.csv"
@@ -55,10 +55,10 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
             raise ValueError("no ordinary file")
         yield
     except Exception as error:  # of text, JSON, a table's cells, an archive or the arrays in it
+        words = shortened(one_line(f"{type(error).__name__}: {error}"))
         raise UnusableFolder(
-            f"Expected {path} to be as `simulate` wrote it; received a damaged file "
-            f"({shortened(f'{type(error).__name__}: {error}')}). Put it back, or remove its folder "
-            "to make the run again."
+            f"Expected {path} to be as `simulate` wrote it; received a damaged file ({words}). Put "
+            "it back, or remove its folder to make the run again."
         ) from error
 
 
@@ -161,9 +161,11 @@ class Table:
         """Writes a row; columns it does not have stay empty.
 
         Raises:
-            ValueError: it has other columns.
+            TaskError: it has others.
         """
         self._columns = self._columns or list(row)
+        what = f"the same figures at each evaluation, {', '.join(self._columns)}"
+        expect(row.keys() <= set(self._columns), what, ", ".join(map(str, row)))
         text = self._text([row], with_header=not self._path.exists())
         with self._path.open("a", newline="") as file:
             file.write(text)

@@ -11,7 +11,7 @@ from tf_scalecom.base.terminal import printable
 from tf_scalecom.simulate import run_files
 from tf_scalecom.simulate.config import SimulationConfig
 from tf_scalecom.simulate.simulation import Diverged, Simulation
-from tf_scalecom.simulate.task import Task, calling
+from tf_scalecom.simulate.task import Task
 
 
 def run_all(
@@ -99,7 +99,7 @@ def run(
         if simulation.step % config.evaluate_every == 0 or simulation.step == config.steps:
             evaluation = simulation.evaluate()
             row = {"step": simulation.step, "bytes_total": simulation.bytes_total, **evaluation}
-            with run_files.writing(folder), calling("evaluate"):
+            with run_files.writing(folder):
                 evaluations.append(row)
         if is_record:
             report(
