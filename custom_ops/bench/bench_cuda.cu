@@ -83,6 +83,13 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
+// Whether element i of p has a key from a bound on.
+struct Reaches {
+  const float* compensated;
+  uint32_t bound;
+  __device__ bool operator()(uint32_t i) const { return key_of(compensated[i]) >= bound; }
+};
+
 // What a selection is made of in CUB, over p of the exact selection's tensor.
 class Cub {
  public:
@@ -126,12 +133,6 @@ class Cub {
   }
 
  private:
-  struct Reaches {
-    const float* compensated;
-    uint32_t bound;
-    __device__ bool operator()(uint32_t i) const { return key_of(compensated[i]) >= bound; }
-  };
-
   template <typename T>
   static std::vector<T> on_host(const T* from, size_t count) {
     std::vector<T> to(count);
