@@ -60,8 +60,8 @@ def main() -> int:
     faults += unequal(of_workers)
     if code or soak.reached() < arguments.steps:
         faults.append(
-            f"expected all workers to train {arguments.steps:,} steps; received {soak.reached():,}, "
-            f"and exit code {code}. Look at the logs in {arguments.folder / 'logs'}."
+            f"expected all workers to train {arguments.steps:,} steps; received "
+            f"{soak.reached():,}, and exit code {code}. Look at the logs in {arguments.folder / 'logs'}."
         )
     for fault in faults:
         print(f"Soak: {fault}", file=sys.stderr)

@@ -14,8 +14,8 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
-# What may not grow -> by how much it may seem to, per 1,000 steps. A process takes memory for thousands
-# of steps after its start: by 400 KiB where lives are as short as in the soak (docs/long_runs.md).
+# What may not grow -> by how much it may seem to, per 1,000 steps. A process takes memory for
+# thousands of steps after its start: 400 KiB in lives as short as the soak's (docs/long_runs.md).
 BOUNDS = {"memory_kib": 512.0, "open_files": 0.05, "threads": 0.05, "children": 0.05}
 _SLOPE_STEPS = 1000
 
