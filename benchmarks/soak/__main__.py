@@ -61,7 +61,8 @@ def main() -> int:
     if code or soak.reached() < arguments.steps:
         faults.append(
             f"expected all workers to train {arguments.steps:,} steps; received "
-            f"{soak.reached():,}, and exit code {code}. Look at the logs in {arguments.folder / 'logs'}."
+            f"{soak.reached():,}, and exit code {code}. Look at the logs in "
+            f"{arguments.folder / 'logs'}."
         )
     for fault in faults:
         print(f"Soak: {fault}", file=sys.stderr)
