@@ -164,6 +164,9 @@ def main():
     for _ in range(arguments.rounds):
         for version, sources in versions.items():
             times[version].append(restart(sources, arguments.model, arguments.workers))
+            print(
+                f"{version}: {sum(times[version][-1].values()):.1f} s", file=sys.stderr, flush=True
+            )
     print(
         f"{arguments.model}, {arguments.workers} workers, {os.cpu_count()} cores, "
         f"{arguments.rounds} rounds, load {os.getloadavg()[0]:.1f}; medians, in seconds"

@@ -14,6 +14,7 @@ import os
 import pathlib
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from tf_scalecom.base.text_table import text_table
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.2
-_LAUNCHER_SAMPLE_SECONDS = 2.0
+_LAUNCHER_SAMPLE_SECONDS = 10.0
 _END_SECONDS = 60.0
 
 
@@ -59,8 +60,9 @@ def main() -> int:
     faults += unequal(of_workers)
     if code or soak.reached() < arguments.steps:
         faults.append(
-            f"expected all workers to train {arguments.steps:,} steps; received {soak.reached():,}, "
-            f"and exit code {code}. Look at the logs in {arguments.folder / 'logs'}."
+            f"expected all workers to train {arguments.steps:,} steps; received "
+            f"{soak.reached():,}, and exit code {code}. Look at the logs in "
+            f"{arguments.folder / 'logs'}."
         )
     for fault in faults:
         print(f"Soak: {fault}", file=sys.stderr)
@@ -156,19 +158,20 @@ def _children(pid):
 
 
 def table(every: dict[str, list[Sample]]) -> str:
-    """What each held in the middle and at the end of its last life, and how fast that grew."""
+    """What each held in its longest life, medians of its third and last quarter, and all growth."""
     rows = []
     for who, samples in every.items():
         if not samples:
             continue
-        last_life = lives(samples)[-1]
-        middle, end = last_life[len(last_life) // 2], last_life[-1]
-        memory = f"{middle.memory_kib / 1024:.0f} / {end.memory_kib / 1024:.0f}"
-        counts = [
-            f"{getattr(middle, what)} / {getattr(end, what)}"
-            for what in BOUNDS
-            if what != "memory_kib"
-        ]
+        longest = max(lives(samples), key=len)
+        quarter = (len(longest) + 3) // 4
+        parts = longest[-2 * quarter : -quarter] or longest, longest[-quarter:]
+
+        def held(what, parts=parts):
+            return [statistics.median_low(getattr(one, what) for one in part) for part in parts]
+
+        memory = " / ".join(f"{kib / 1024:.1f}" for kib in held("memory_kib"))
+        counts = [" / ".join(map(str, held(what))) for what in BOUNDS if what != "memory_kib"]
         slopes = [f"{slope(samples, what):+.3g}" for what in BOUNDS]
         rows.append([who, str(len(lives(samples))), memory, *counts, *slopes])
     names = ["memory, MiB", *(what.replace("_", " ") for what in BOUNDS if what != "memory_kib")]

@@ -14,8 +14,9 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
-# What may not grow -> by how much it may seem to, per 1,000 steps.
-BOUNDS = {"memory_kib": 64.0, "open_files": 0.05, "threads": 0.05, "children": 0.05}
+# What may not grow -> by how much it may seem to, per 1,000 steps. A process takes memory for
+# thousands of steps after its start: 400 KiB in lives as short as the soak's (docs/long_runs.md).
+BOUNDS = {"memory_kib": 512.0, "open_files": 0.05, "threads": 0.05, "children": 0.05}
 _SLOPE_STEPS = 1000
 
 

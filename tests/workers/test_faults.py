@@ -174,6 +174,20 @@ def test_a_worker_that_is_lost_while_tensorflow_starts_is_named(signum, rank, ho
 
 
 @scenario()
+def test_who_is_asked_to_end_after_a_kill_does_not_wait_for_the_killed_one(folder):
+    """As the launcher asks the others, before it starts all again."""
+    args = [str(folder), "dense"]
+    with start_scripts(FAULTY_WORKER, 3, *args, log_dir=folder / "logs") as workers:
+        assert wait_until(lambda: under_way(folder), START_SECONDS), all_output(workers)
+        os.kill(workers.workers[1].pid, signal.SIGKILL)
+        workers.send_signal(signal.SIGTERM)
+        codes = workers.wait(extended._SHUTDOWN_SECONDS)
+        assert codes[1] == -signal.SIGKILL and {codes[0], codes[2]} <= {1, 143}, (
+            codes, all_output(workers),
+        )  # fmt: skip
+
+
+@scenario()
 def test_a_worker_that_is_asked_to_end_ends_training_on_all(folder):
     args = [str(folder), "compressed"]
     with start_scripts(FAULTY_WORKER, 3, *args, log_dir=folder / "logs") as workers:
