@@ -298,7 +298,9 @@ def test_hosts_may_be_written_in_any_way_that_ssh_knows(hosts, port, addresses, 
 def commands_until_signal(number, ssh, hosts, running):
     """Has the script get a signal once commands run on all hosts; its exit code and last words."""
     with subprocess.Popen(
-        [CLUSTERS / "start_over_ssh.sh", " ".join(hosts), "12345", "sleep", "60.25"],
+        # Under `nohup` a script could not take the signal.
+        ["env", "--default-signal=HUP",
+         CLUSTERS / "start_over_ssh.sh", " ".join(hosts), "12345", "sleep", "60.25"],
         env={**os.environ, "SSH": str(ssh)}, stderr=subprocess.PIPE, text=True,
     ) as script:  # fmt: skip
         deadline = time.monotonic() + 30

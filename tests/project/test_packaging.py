@@ -57,7 +57,7 @@ def test_without_a_working_nvcc_the_kernels_are_those_of_the_cpu(made, tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         library = Path(archive.extract(LIBRARY, tmp_path))
     assert built.read(library) == built.Built(
-        tf.version.VERSION, str(tf.sysconfig.CXX11_ABI_FLAG), None, ()
+        tf.version.VERSION, str(tf.sysconfig.CXX11_ABI_FLAG), None, (), ()
     )
     assert str(built.read(library)).endswith("; no GPU kernels (no working nvcc when it was built)")
 
