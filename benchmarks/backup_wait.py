@@ -17,7 +17,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from step_time import BATCH, WIDTHS
+from step_time import BATCH, WIDTHS, dense_layers
 
 import tf_scalecom as sc
 from tf_scalecom.state import training_state
@@ -53,11 +53,7 @@ def main():
     strategy = sc.MultiWorkerMirroredStrategy()
     widths = WIDTHS[arguments.model]
     with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((widths[0],))]
-            + [keras.layers.Dense(width, activation="relu") for width in widths[1:-1]]
-            + [keras.layers.Dense(widths[-1])]
-        )
+        model = keras.Sequential(dense_layers(widths))
         model.compile(
             sc.ScaleComOptimizer(keras.optimizers.SGD(0.01), 100),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -16,7 +16,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from step_time import BATCH, WIDTHS
+from step_time import BATCH, WIDTHS, dense_layers
 
 import tf_scalecom as sc
 from tf_scalecom.compat.keras_trainer import Trainer, trainer_library
@@ -55,11 +55,7 @@ def build(strategy, compressed, reduction, metrics):
         rng.uniform(size=rows).astype("f4"),
     )
     with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((widths[0],))]
-            + [keras.layers.Dense(width, activation="relu") for width in widths[1:-1]]
-            + [keras.layers.Dense(widths[-1])]
-        )
+        model = keras.Sequential(dense_layers(widths))
         inner = keras.optimizers.SGD(0.01)
         model.compile(
             sc.ScaleComOptimizer(inner, 100) if compressed else inner,

@@ -56,7 +56,7 @@ def train(folder):
 
     sc.callbacks.BackupAndRestore  # noqa: B018  the import is lazy
     mark("tf_scalecom")
-    from step_time import BATCH, WIDTHS
+    from step_time import BATCH, WIDTHS, dense_layers
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     strategy = sc.MultiWorkerMirroredStrategy()
@@ -85,11 +85,7 @@ def train(folder):
 
     widths = WIDTHS[os.environ["MODEL"]]
     with strategy.scope():
-        model = Model(
-            [keras.Input((widths[0],))]
-            + [keras.layers.Dense(width, activation="relu") for width in widths[1:-1]]
-            + [keras.layers.Dense(widths[-1])]
-        )
+        model = Model(dense_layers(widths))
         model.compile(
             sc.ScaleComOptimizer(keras.optimizers.SGD(0.01), 100),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),

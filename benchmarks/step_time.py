@@ -23,14 +23,19 @@ WIDTHS = {"5M": (784, 1600, 1600, 800, 10), "25M": (784, 4000, 4000, 1550, 10)}
 BATCH = 32
 
 
+def dense_layers(widths):
+    """Of a network whose layers all are dense, from its input on."""
+    return [
+        keras.Input((widths[0],)),
+        *(keras.layers.Dense(width, activation="relu") for width in widths[1:-1]),
+        keras.layers.Dense(widths[-1]),
+    ]
+
+
 def build_step(strategy, widths, make_optimizer):
     """A traced training step of one arm; without an optimizer: forward and backward only."""
     with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((widths[0],))]
-            + [keras.layers.Dense(width, activation="relu") for width in widths[1:-1]]
-            + [keras.layers.Dense(widths[-1])]
-        )
+        model = keras.Sequential(dense_layers(widths))
         optimizer = make_optimizer() if make_optimizer else None
         if optimizer:
             optimizer.build(model.trainable_variables)

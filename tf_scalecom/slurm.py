@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from tf_scalecom.base.terminal import shown
 from tf_scalecom.workers.addresses import expected_instead, place
 
 # Below the range from which Linux gives ports to whoever asks for any, which starts at 32768.
@@ -22,8 +23,6 @@ _JOBS = 320
 # A number has up to 9 digits, and there are up to so many hosts.
 _RANGE = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
 _MOST_HOSTS = 65_536
-# Of a value, in an error.
-_SHOWN = 200
 
 
 def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
@@ -43,7 +42,7 @@ def tf_config(environment: Mapping[str, str] = os.environ) -> dict:
         raise ValueError(
             f"Expected SLURM_STEP_TASKS_PER_NODE to give 1 to {_TASKS_PER_NODE} tasks for each of "
             f"the {len(hosts)} nodes in SLURM_STEP_NODELIST; received "
-            f"{_shown(environment['SLURM_STEP_TASKS_PER_NODE'])}. Ask for fewer tasks on a node: "
+            f"{shown(environment['SLURM_STEP_TASKS_PER_NODE'])}. Ask for fewer tasks on a node: "
             "a worker trains on all GPUs that it is given."
         )
     port = _FIRST_PORT + _number(environment, "SLURM_JOB_ID") % _JOBS * _TASKS_PER_NODE
@@ -91,7 +90,7 @@ def _hosts(nodes: str) -> list[str]:
         numbers = list(_numbers(named[2])) if named and named[2] else [""]
         if not named or not numbers:
             raise ValueError(
-                f"Expected SLURM_STEP_NODELIST like n[01-03,7] or a,b; received {_shown(nodes)}. "
+                f"Expected SLURM_STEP_NODELIST like n[01-03,7] or a,b; received {shown(nodes)}. "
                 "Set it to the names one by one: "
                 "SLURM_STEP_NODELIST=$(scontrol show hostnames | paste -sd,)."
             )
@@ -103,7 +102,7 @@ def _hosts(nodes: str) -> list[str]:
 def _check_count(count, name, value):
     if count > _MOST_HOSTS:
         raise ValueError(
-            f"Expected {name} to have up to {_MOST_HOSTS:,} nodes; received {_shown(value)}. Start "
+            f"Expected {name} to have up to {_MOST_HOSTS:,} nodes; received {shown(value)}. Start "
             "the command with srun."
         )
 
@@ -116,15 +115,10 @@ def _check_addresses(addresses):
             expected = "a name once"
         if expected is not None:
             raise ValueError(
-                f"Expected {expected} in SLURM_STEP_NODELIST; received {_shown(address)}, with its "
+                f"Expected {expected} in SLURM_STEP_NODELIST; received {shown(address)}, with its "
                 "port. Start the command with srun."
             )
         seen.add(place(address))
-
-
-def _shown(value: str) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
 def _numbers(ranges: str) -> Iterator[str]:
@@ -142,7 +136,7 @@ def _counts(tasks: str) -> list[int]:
         found = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", entry)
         if not found:
             raise ValueError(
-                f"Expected SLURM_STEP_TASKS_PER_NODE like 2(x3),1; received {_shown(tasks)}. Start "
+                f"Expected SLURM_STEP_TASKS_PER_NODE like 2(x3),1; received {shown(tasks)}. Start "
                 "the command with srun."
             )
         repeated = int(found[2] or 1)
@@ -164,7 +158,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     text = _value(environment, name)
     if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
         raise ValueError(
-            f"Expected {name} to be a whole number; received {_shown(text)}. Start the command "
+            f"Expected {name} to be a whole number; received {shown(text)}. Start the command "
             "with srun."
         )
     return int(text)

@@ -8,6 +8,7 @@ ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
 )
 _LONGEST = 400
+_LONGEST_VALUE = 500
 
 
 def printable(text: str) -> str:
@@ -23,3 +24,11 @@ def one_line(text: str) -> str:
 def shortened(text: str) -> str:
     """The beginning of it that one still reads."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def shown(value: object) -> str:
+    """As Python writes it, or the beginning of that and how long it is."""
+    text = repr(value)
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return f"{text[:_LONGEST_VALUE]}... ({len(text):,} characters)"

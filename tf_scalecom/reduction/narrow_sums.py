@@ -99,7 +99,7 @@ def _by_owners(selected, dtype, communicator):
         values, sent, totals, own_sums, communicator.replica_ids, strict=True
     ):
         of_run = total - unpack_values(own_sum, dtype)
-        if v.dtype == tf.float32:  # of what it sent, too
+        if DTYPES[dtype].is_scaled:  # of what it sent, too: the kernels have not rounded it
             of_all = v - unpack_values(s, dtype)
             of_all += tf.pad(of_run[tf.newaxis], [[replica, n - 1 - replica], [0, 0]])
             lost.append((tf.reshape(of_all, [-1]), 0))
@@ -112,7 +112,7 @@ def _by_one_scale(selected, dtype, communicator):
     """The same by an all-reduce, at a scale that is enough for all; its own rounding is lost."""
     bounds = _all_reduced([tf.reduce_max(tf.abs(s)) for s in selected], communicator)
     scales = [scale_for(bound, dtype) for bound in bounds]
-    sent = [tf.cast(s / scale, dtype) for s, scale in zip(selected, scales, strict=True)]
+    sent = [narrowed(s, scale, dtype) for s, scale in zip(selected, scales, strict=True)]
     sums = [
         tf.cast(s, tf.float32) * scale
         for s, scale in zip(_all_reduced(sent, communicator), scales, strict=True)

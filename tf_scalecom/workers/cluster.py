@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
+from tf_scalecom.base.terminal import shown
 from tf_scalecom.workers.addresses import expected_instead, place
 from tf_scalecom.workers.rendezvous import Meeting
 from tf_scalecom.workers.start_watch import StartWatch
@@ -29,8 +30,6 @@ LIMIT_VARIABLE = "TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS"
 _REPORT_SECONDS = 30.0
 _LIMIT_SECONDS = 300.0
 _POLL_SECONDS = 0.2
-# Of a value, in an error.
-_SHOWN = 500
 _CONNECT_SECONDS = 2.0
 
 _EXAMPLE = (
@@ -119,16 +118,16 @@ def parse_tf_config(text: str) -> Cluster | None:
         config = json.loads(text, object_pairs_hook=_each_key_once)
     except (ValueError, RecursionError) as error:  # also of a number or a depth beyond all measure
         raise ValueError(
-            f"Expected TF_CONFIG to be JSON, received {_shown(text)} ({error}). "
+            f"Expected TF_CONFIG to be JSON, received {shown(text)} ({error}). "
             f"Write it like {_EXAMPLE}, with double quotes."
         ) from error
     if config == {}:
         return None
     if not isinstance(config, dict) or not isinstance(config.get("cluster"), dict):
         expected = "a JSON object with an object `cluster` in it"
-        raise _bad_config(expected, _shown(text), "TF_CONFIG")
+        raise _bad_config(expected, shown(text), "TF_CONFIG")
     if not isinstance(config.get("task"), dict):
-        raise _bad_config("an object `task` beside `cluster`", _shown(text), "TF_CONFIG")
+        raise _bad_config("an object `task` beside `cluster`", shown(text), "TF_CONFIG")
     return _checked(config["cluster"], config["task"], "TF_CONFIG")
 
 
@@ -136,7 +135,7 @@ def _each_key_once(pairs):
     """A JSON object; of a key that is there twice JSON would keep the second value, unsaid."""
     if len(dict(pairs)) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {_shown(max(keys, key=keys.count))} is there more than once")
+        raise ValueError(f"the key {shown(max(keys, key=keys.count))} is there more than once")
     return dict(pairs)
 
 
@@ -150,15 +149,15 @@ def _checked(jobs, task, source) -> Cluster:
                 source,
             )
         if job not in JOBS:
-            raise _bad_config(f"jobs among {', '.join(JOBS)}", f"a job {_shown(job)}", source)
+            raise _bad_config(f"jobs among {', '.join(JOBS)}", f"a job {shown(job)}", source)
         if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
-            raise _bad_config(f"a list of addresses for job {job!r}", _shown(addresses), source)
+            raise _bad_config(f"a list of addresses for job {job!r}", shown(addresses), source)
         for address in addresses:
             expected = expected_instead(address)
             if expected is not None:
-                raise _bad_config(expected, f"{_shown(address)} ({job})", source)
+                raise _bad_config(expected, f"{shown(address)} ({job})", source)
     if not jobs.get("chief") and not jobs.get("worker"):
-        raise _bad_config("at least one address under `worker`", _shown(jobs), source)
+        raise _bad_config("at least one address under `worker`", shown(jobs), source)
     addresses = [address for job in jobs.values() for address in job]
     spellings: dict[tuple, list[str]] = {}
     for address in addresses:
@@ -173,14 +172,14 @@ def _checked(jobs, task, source) -> Cluster:
     if not isinstance(task_type, str) or task_type not in jobs:
         raise _bad_config(
             f"the task's type among the cluster's jobs ({', '.join(jobs)})",
-            _shown(task_type),
+            shown(task_type),
             source,
         )
     # TensorFlow reads "0" as 0 too. A bool is an int to Python, and a mistake here.
     if isinstance(task_id, str) and re.fullmatch("[0-9]{1,9}", task_id):
         task_id = int(task_id)
     if not isinstance(task_id, int) or isinstance(task_id, bool):
-        raise _bad_config("an integer as the task's index", _shown(task_id), source)
+        raise _bad_config("an integer as the task's index", shown(task_id), source)
     if not 0 <= task_id < len(jobs[task_type]):
         raise _bad_config(
             f"the index of one of {len(jobs[task_type])} tasks of job {task_type!r}, from 0",
@@ -188,12 +187,6 @@ def _checked(jobs, task, source) -> Cluster:
             source,
         )
     return Cluster({job: tuple(a) for job, a in jobs.items()}, task_type, task_id)
-
-
-def _shown(value) -> str:
-    """As Python writes it, or its beginning."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
 def _bad_config(expected, received, source) -> ValueError:
