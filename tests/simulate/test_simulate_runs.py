@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import errno
+import importlib
 import json
 import pathlib
 import re
@@ -285,6 +286,14 @@ def test_a_task_file_finds_itself_and_its_neighbours(tmp_path, monkeypatch):
         "build_task = OwnTask"
     )
     assert load_task(path).found == (str(path), "neighbour")
+
+
+def test_a_loaded_task_file_is_in_the_way_of_no_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "simulated_own.py").write_text("name = 'neighbour'")
+    (tmp_path / "own.py").write_text("from simulated_task import build_task")
+    load_task(tmp_path / "own.py")
+    assert importlib.import_module("simulated_own").name == "neighbour"
 
 
 def test_a_run_of_another_task_is_neither_done_nor_gone_on_with(tmp_path, capsys, monkeypatch):

@@ -126,7 +126,8 @@ def load_task(path: pathlib.Path) -> Task:
 
 def _imported(path):
     sys.path.insert(0, str(path.resolve().parent))
-    loader = importlib.machinery.SourceFileLoader(f"simulated_{path.stem}", str(path))
+    # No import statement can name it: it is in the way of no module of the user's.
+    loader = importlib.machinery.SourceFileLoader(f"task file {path.stem}", str(path))
     spec = importlib.machinery.ModuleSpec(loader.name, loader, origin=str(path))
     spec.has_location = True  # the module has a __file__
     module = importlib.util.module_from_spec(spec)
