@@ -212,6 +212,14 @@ def test_an_own_port_that_is_taken_is_a_problem(doctor, addresses):
     assert code == 1 and "to be free, but it cannot be bound" in report["problems"][0]
 
 
+def test_an_own_address_that_is_none_is_a_problem(doctor, addresses):
+    others = [f"256.1.1.1:{addresses[0].partition(':')[2]}", addresses[1]]
+    with socket.create_server(("", int(addresses[1].partition(":")[2]))):
+        code, report = doctor(tf_config(others), "--timeout", "1")
+    assert code == 1
+    assert f"received {others[0]}: the host's name has no address (" in report["problems"][0]
+
+
 def test_doctors_meet_whoever_comes_first(doctor, addresses):
     with Peer(addresses) as peer:
         code, report = doctor(tf_config(addresses))

@@ -1,6 +1,7 @@
 """What `python -m tf_scalecom doctor` examines, and its report as text."""
 
 import os
+import socket
 from pathlib import Path
 
 from tf_scalecom.base.terminal import printable
@@ -8,7 +9,7 @@ from tf_scalecom.doctor import horovod, machine
 from tf_scalecom.doctor.network import Doctors
 from tf_scalecom.workers import proxies
 from tf_scalecom.workers.agreement import differences
-from tf_scalecom.workers.cluster import Cluster, parse_tf_config
+from tf_scalecom.workers.cluster import Cluster, host_and_port, in_words, parse_tf_config
 
 # What workers of one cluster must have in common.
 _ALIKE = ("tf_scalecom", "tensorflow", "keras")
@@ -68,6 +69,7 @@ def _network(bandwidth, timeout, problems):
     found["cluster"] = {"task": cluster.name, "workers": cluster.workers}
     if not cluster.peers:
         return found
+    problems += _problems_of_own_address(cluster)
     facts = {
         "versions": {name: machine.versions()[name] for name in _ALIKE},
         "workers": cluster.workers,
@@ -90,6 +92,17 @@ def _network(bandwidth, timeout, problems):
         for name, peer in doctors.peers.items()
     }
     return found
+
+
+def _problems_of_own_address(cluster: Cluster):
+    try:
+        host, port = host_and_port(cluster.address)
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        yield (
+            f"Expected an address of {cluster.name}, this one, at which the others can reach it; "
+            f"received {cluster.address}: {in_words(error)}. Correct it in all workers' TF_CONFIG."
+        )
 
 
 def _problems_of_peers(cluster: Cluster, doctors: Doctors, bandwidth, timeout):

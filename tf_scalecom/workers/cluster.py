@@ -364,8 +364,13 @@ def connect(address: str, seconds: float = _CONNECT_SECONDS) -> socket.socket:
     Raises:
         OSError: There is none to be had.
     """
+    return socket.create_connection(host_and_port(address), timeout=seconds)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """An address, "host:port", as `socket` takes it."""
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+    return host.strip("[]"), int(port)
 
 
 def in_words(error: OSError) -> str:
