@@ -27,6 +27,7 @@ port=$((10#$port))
 [[ $1 ]] || refuse "Expected a command; received ''. Give one, such as python train.py."
 
 addresses=()
+seen=" "
 for host in "${hosts[@]}"; do
     # With a hyphen it would be an option to ssh. The user is for ssh alone.
     [[ $host =~ ^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?([A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*)$ ]] ||
@@ -34,8 +35,9 @@ for host in "${hosts[@]}"; do
     name=${BASH_REMATCH[2]}
     [[ $name == *:* ]] && name="[$name]" # IPv6
     address="\"$name:$port\""
-    [[ " ${addresses[*]-} " != *" $address "* ]] ||
+    [[ $seen != *" ${address,,} "* ]] ||
         refuse "Expected a host for each worker; received '$host' twice. Name each once."
+    seen+="${address,,} "
     addresses+=("$address")
 done
 cluster=$(printf ', %s' "${addresses[@]}")

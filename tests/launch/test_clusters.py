@@ -422,6 +422,7 @@ def test_a_failure_over_a_real_ssh_is_passed_on(real_ssh):
         (["[::1]", "12345", "true"], "Expected the name of a host; received '[::1]'"),
         (["ssh://a", "12345", "true"], "Expected the name of a host; received 'ssh://a'"),
         (["a b a", "12345", "true"], "Expected a host for each worker; received 'a' twice"),
+        (["a b A", "12345", "true"], "Expected a host for each worker; received 'A' twice"),
         (["a me@a", "12345", "true"], "Expected a host for each worker; received 'me@a' twice"),
     ],
 )

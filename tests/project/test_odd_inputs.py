@@ -433,7 +433,7 @@ PLAN = [
     Row(f"plan mine:build {HERE}", {"mine.py": "build = 3"}, "'int' object is not callable", 2),
     Row(f"plan mine:other {HERE}", {"mine.py": ""}, "has no attribute 'other'", 2),
     Row(f"plan no_such:build {HERE}", {}, "No module named 'no_such'", 2),
-    Row(f"plan ..:build {HERE}", {}, "received '..:build', which fails", 2),
+    Row(f"plan ..:build {HERE}", {}, "received '..:build'. Write it like train:build_model", 2),
     Row(f"plan : {HERE}", {}, "received ':'. Write it like train:build_model", 2),
     Row(f"plan '' {HERE}", {}, "received ''. Write it like train:build_model", 2),
     Row(f"plan a.keras {HERE}", {}, "'a.keras', which is no file here", 2),

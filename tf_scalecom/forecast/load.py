@@ -26,7 +26,7 @@ def load_model(where: str) -> keras.Model:
     """
     if where.endswith(".keras"):
         model = _from_file(where)
-    elif all(where.partition(":")):
+    elif all(where.partition(":")) and not where.startswith("."):
         model = _from_function(where)
     else:
         raise ValueError(f"{_EXPECTED}; received {where!r}. Write it like train:build_model.")
