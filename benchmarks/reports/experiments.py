@@ -359,11 +359,11 @@ HALF = {"compression_ratio": 50, "value_dtype": "bfloat16"}
 OWNERS = {"method": "owners_top_k", "value_dtype": "bfloat16"}
 
 
-def local_steps(of: dict, count: int, progress: str) -> Arm:
+def local_steps(of: dict, count: int, progress: str, seeds: tuple[int, ...] = (0,)) -> Arm:
     """Steps of the user's own optimizer, and 100x over all of them."""
     options = {"local_steps": count, "compression_ratio": 100 / count, "local_progress": progress}
     options["record_every"] = 80  # in whole rounds
-    return Arm(f"{count} local steps, unsent {progress}", of | options)
+    return Arm(f"{count} local steps, unsent {progress}", of | options, seeds)
 
 
 def ways(of: Experiment, dense: dict, recipe: dict, more: tuple[Arm, ...] = ()) -> Experiment:
@@ -501,6 +501,32 @@ def of_length(steps: int) -> Experiment:
 
 LENGTHS = tuple(of_length(steps) for steps in (500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000))
 
+
+def of_local_steps(batch_size: int) -> Experiment:
+    """Local steps beside the recipe, with some number of examples a learner."""
+    adam, recipe = _LENGTH_ADAM, _LENGTH_ADAM | {"adam_beta_1": 0.0}
+    steps = 1_920  # whole rounds of each kind
+    return Experiment(
+        f"local-{batch_size}",
+        f"The next character, 46,816 weights, 4 learners of {batch_size} examples, {steps:,} steps",
+        "next_character",
+        "character_accuracy",
+        {"learners": 4, "batch_size": batch_size, "steps": steps, "evaluate_every": steps},
+        (
+            Arm("dense", adam | {"method": "dense"}, THREE),
+            Arm("recipe, 100x", recipe | ramp(steps // 5), THREE),
+            Arm("Adam's mean, 100x", adam | ramp(steps // 5), THREE),
+            *(
+                local_steps(adam, count, progress, THREE)
+                for count in (2, 4, 8)
+                for progress in ("dropped", "kept")
+            ),
+        ),
+    )
+
+
+LOCAL = tuple(of_local_steps(batch_size) for batch_size in (8, 32, 128))
+
 # The arms of which a curve is drawn, with its colour in all pictures. "auto" may be 400x.
 CURVES = {
     "dense": "black",
@@ -532,5 +558,6 @@ EXPERIMENTS = (
     *CAUSES,
     *WAYS,
     *LENGTHS,
+    *LOCAL,
 )
 CONVERGENCE = (IMAGE_4, IMAGE_64, TRANSLATION, SPEECH)
