@@ -1,5 +1,7 @@
 """A model with all kinds of state, trained with backups on a cluster of workers."""
 
+import shutil
+
 import keras
 import tensorflow as tf
 from digits import digest, digits
@@ -59,10 +61,18 @@ class Residuals(keras.callbacks.Callback):
         self.at_start = self.model.optimizer.residuals
 
 
-def train(strategy, epochs, folder=None, callbacks=(), shuffled=False, **arguments):
+def copy_backup(strategy, backups, folder, kept):
+    """Once all of it is written."""
+    backups._folder.finish()
+    if strategy.extended._id_in_cluster == 0:
+        shutil.copytree(folder, kept)
+
+
+def train(strategy, epochs, folder=None, callbacks=(), kept=None, shuffled=False, **arguments):
     """Trains on this worker's own data; what comes out is equal to the bit or it is not.
 
     Args:
+        kept: where the folder is copied to after the first epoch.
         shuffled: in an order without a seed of its own.
     """
     rank = strategy.extended._id_in_cluster
@@ -75,7 +85,15 @@ def train(strategy, epochs, folder=None, callbacks=(), shuffled=False, **argumen
     seen = Residuals()
     callbacks = [seen, *callbacks]
     if folder:
-        callbacks.insert(0, sc.callbacks.BackupAndRestore(folder, delete_checkpoint=False))
+        backups = sc.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+        callbacks.insert(0, backups)
+    if kept:
+
+        def keep(epoch, logs):
+            if epoch == 1:
+                copy_backup(strategy, backups, folder, kept)
+
+        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_begin=keep))
     history = model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
     own = [part.tobytes() for parts in model.optimizer.residuals.values() for part in parts]
     return {

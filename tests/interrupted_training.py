@@ -1,11 +1,16 @@
-"""A training with data of many kinds, ended after a batch: by an error, or by SIGTERM."""
+"""A training with data of many kinds, and what is left of it after a batch.
 
+It ends there, by an error or by SIGTERM; or its backup is copied and it goes on.
+"""
+
+import functools
 import os
 import random
 import signal
 
 import keras
 import tensorflow as tf
+from backed_up_training import copy_backup
 from digits import digest, digits
 
 import tf_scalecom as sc
@@ -83,20 +88,19 @@ class Interrupted(Exception):
     pass
 
 
-class Interrupt(keras.callbacks.Callback):
-    """Ends training on all workers, once the backup is complete."""
+class After(keras.callbacks.Callback):
+    """Does something after a batch of the interrupted epoch."""
 
-    def __init__(self, backups, batch):
+    def __init__(self, batch, action):
         super().__init__()
-        self._backups, self._batch = backups, batch
+        self._batch, self._action = batch, action
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
         if (self._epoch, batch) == (INTERRUPTED_EPOCH, self._batch):
-            self._backups._folder.finish()
-            raise Interrupted
+            self._action()
 
 
 class Ask(keras.callbacks.Callback):
@@ -157,12 +161,22 @@ def build(strategy, **arguments):
 
 
 def fit(
-    strategy, kind, folder=None, *, batch=None, ask=None, save_freq="epoch", seed=0, **compiled
+    strategy,
+    kind,
+    folder=None,
+    *,
+    batch=None,
+    kept=None,
+    ask=None,
+    save_freq="epoch",
+    seed=0,
+    **compiled,
 ):
     """Trains, to the end or to the interruption; what comes out is equal to the bit or it is not.
 
     Args:
         batch: after which an error ends training.
+        kept: where a copy of the folder is made after that batch, in place of the error.
         ask: when the second worker is asked to end, as for `Ask`.
         seed: of Python's generator, from which comes the order of arrays and `PyDataset`s.
     """
@@ -174,7 +188,14 @@ def fit(
     if folder:
         callbacks.append(sc.callbacks.BackupAndRestore(folder, save_freq, delete_checkpoint=False))
     if batch is not None:
-        callbacks.append(Interrupt(callbacks[0], batch))
+        backups = callbacks[0]
+
+        def interrupt():
+            backups._folder.finish()
+            raise Interrupted
+
+        keep = functools.partial(copy_backup, strategy, backups, folder, kept)
+        callbacks.append(After(batch, keep if kept else interrupt))
     if ask and rank == 1:
         callbacks.append(Ask(*ask))
     history = keras.callbacks.History()

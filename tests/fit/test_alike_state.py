@@ -18,8 +18,8 @@ Y = X.sum(axis=1, keepdims=True)
 class Shift(keras.layers.Layer):
     """Takes a trained shift, or a moving one, from the rows that it sees first."""
 
-    def __init__(self, trained, aggregation="none"):
-        super().__init__(name="shift")
+    def __init__(self, trained, aggregation="none", name="shift"):
+        super().__init__(name=name)
         self.trained, self.aggregation = trained, aggregation
 
     def build(self, shape):
@@ -247,41 +247,37 @@ def wrapped(**arguments):
     return sc.ScaleComOptimizer(inner, compression_ratio=4)
 
 
-LAYERS = {
-    "BatchNormalization": keras.layers.BatchNormalization,
-    "synchronized": lambda: keras.layers.BatchNormalization(synchronized=True),
-    "Dropout": lambda: keras.layers.Dropout(0.5),
-    "SpectralNormalization": lambda: keras.layers.SpectralNormalization(keras.layers.Dense(4)),
-    "frozen": lambda: keras.layers.Dense(4, trainable=False),
-    "shift": lambda: Shift(trained=True, aggregation="mean"),
-    "moving": lambda: Shift(trained=False, aggregation="mean"),
-    "other dtypes": Keeps,
-}
-OPTIMIZERS = {
-    "EMA": lambda: keras.optimizers.Adam(0.01, use_ema=True),
-    "accumulation": lambda: wrapped(gradient_accumulation_steps=4),
-    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(wrapped(), initial_scale=2.0**120),
-    "schedule": lambda: keras.optimizers.SGD(
-        keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)
-    ),
-}
+LAYERS = (
+    keras.layers.BatchNormalization,
+    lambda: keras.layers.BatchNormalization(synchronized=True),
+    lambda: keras.layers.Dropout(0.5),
+    lambda: keras.layers.SpectralNormalization(keras.layers.Dense(4)),
+    lambda: keras.layers.Dense(4, trainable=False),
+    lambda: Shift(trained=True, aggregation="mean"),
+    lambda: Shift(trained=False, aggregation="mean", name="moving"),
+    Keeps,
+)
+OPTIMIZERS = (
+    lambda: keras.optimizers.Adam(0.01, use_ema=True),
+    lambda: wrapped(gradient_accumulation_steps=4),
+    lambda: keras.optimizers.LossScaleOptimizer(wrapped(), initial_scale=2.0**120),
+    lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)),
+)
 
 
 def train_alike(strategy):
     """Twice, on uneven data; what is logged, and the weights of each model."""
     weights = []
-    models = [(kind, None) for kind in LAYERS.values()] + [
-        (lambda: keras.layers.Dense(8), kind) for kind in OPTIMIZERS.values()
-    ]
+    models = [(LAYERS, None)] + [([lambda: keras.layers.Dense(8)], kind) for kind in OPTIMIZERS]
     rank = strategy.extended._id_in_cluster
     data = strategy.distribute_datasets_from_function(
         lambda _: tf.data.Dataset.from_tensor_slices((X, Y)).take(24 - 9 * rank).batch(4)
     )
     with warnings_logged() as lines:
-        for layer, optimizer in models:
+        for layers, optimizer in models:
             with strategy.scope():
                 optimizer = optimizer() if optimizer else None
-            model = build(strategy, layer, optimizer=optimizer)
+            model = build(strategy, *layers, optimizer=optimizer)
             schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
             constant = isinstance(model.optimizer.learning_rate, keras.Variable)
             for _ in range(2):

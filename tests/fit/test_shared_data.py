@@ -137,7 +137,7 @@ def counts(strategy, seed):
     return result
 
 
-@pytest.mark.parametrize("workers, seed", [(3, None), (2, 5)])
+@pytest.mark.parametrize("workers, seed", [(2, None), (3, 5)])
 def test_each_sample_counts_once(cluster, workers, seed):
     results = cluster(workers).run(counts, seed, timeout=240)
     for name in results[0]:

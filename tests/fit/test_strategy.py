@@ -16,7 +16,7 @@ from worker_main import rewritten_graphs
 # --- The same result as on one worker ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_workers", "steps_per_execution"), [(1, 1), (2, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("num_workers", "steps_per_execution"), [(1, 1), (2, 2), (3, 2)])
 def test_training_equals_one_worker_with_the_whole_batch(cluster, num_workers, steps_per_execution):
     arguments = {"optimizer": "sgd", "steps_per_execution": steps_per_execution}
     expected = alone(**arguments)
@@ -84,7 +84,6 @@ def train_on_uneven_data(strategy, samples, source, steps_per_execution):
     [
         ("from_function", [18, 9], 1),
         ("from_function", [5, 17, 0], 3),
-        ("tf.data", [18, 9], 1),
         ("tf.data", [0, 9], 3),
     ],
 )

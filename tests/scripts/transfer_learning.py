@@ -26,7 +26,7 @@ def compile_for(model, rate):
 
 
 keras.utils.set_random_seed(0)
-images, labels = real_data.clothing(2500)
+images, labels = real_data.clothing(1500)
 old, new = labels < 5, labels >= 5
 
 strategy = sc.MultiWorkerMirroredStrategy()

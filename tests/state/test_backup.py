@@ -22,17 +22,15 @@ def assert_same_end(results, expected):
             assert result[part] == straight[part], part
 
 
-@pytest.mark.parametrize(("logical_cpus", "hierarchical"), [(1, False), (2, True)])
 @pytest.mark.slow
-def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, hierarchical):
+def test_new_processes_go_on_bit_for_bit(cluster, tmp_path):
     """20 steps straight equal 10, a backup, the end of the processes, and 10 more."""
-    first = cluster(2, logical_cpus=logical_cpus)
-    again = WorkerCluster(2, logical_cpus=logical_cpus, log_dir=tmp_path / "logs")
-    folder, arguments = str(tmp_path / "backup"), {"hierarchical": hierarchical, "timeout": 120}
+    again = WorkerCluster(2, log_dir=tmp_path / "logs")
+    folder = str(tmp_path / "backup")
     try:
-        straight = first.run(train, 2, **arguments)
-        first.run(train, 1, folder, **arguments)
-        results = again.run(train, 2, folder, **arguments)
+        straight = cluster(2).run(train, 2, timeout=120)
+        cluster(2).run(train, 1, folder, timeout=120)
+        results = again.run(train, 2, folder, timeout=120)
         assert [result["epochs"] for result in results] == [[1]] * 2
         assert_same_end(results, straight)
         assert len({result["weights"] for result in results}) == 1
@@ -40,13 +38,6 @@ def test_new_processes_go_on_bit_for_bit(cluster, tmp_path, logical_cpus, hierar
         assert results[0]["own"] != results[1]["own"]
     finally:
         again.close()
-
-
-def test_warm_up_goes_on_where_it_was(cluster, tmp_path):
-    warmup = {"warmup_steps": 15, "warmup": "ramp"}
-    straight = cluster(2).run(train, 2, **warmup, timeout=120)
-    cluster(2).run(train, 1, str(tmp_path), **warmup, timeout=120)
-    assert_same_end(cluster(2).run(train, 2, str(tmp_path), **warmup, timeout=120), straight)
 
 
 OTHER_METHODS = {
@@ -76,14 +67,23 @@ def test_other_methods_go_on_bit_for_bit_and_share_the_sum_of_the_residuals(
             np.testing.assert_allclose(3 * part, whole, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("hierarchical", [False, True])
-def test_owners_with_several_replicas_a_worker_go_on_bit_for_bit(cluster, tmp_path, hierarchical):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"hierarchical": True, "warmup_steps": 15, "warmup": "ramp"},  # 10 steps are made before
+        OTHER_METHODS["owners"],
+        OTHER_METHODS["owners"] | {"hierarchical": True},
+    ],
+    ids=["ramp", "owners", "hierarchical_owners"],
+)
+def test_several_replicas_a_worker_go_on_bit_for_bit(cluster, tmp_path, arguments):
+    """From a copy of the backup as it stood after the first of two epochs."""
     workers = cluster(2, logical_cpus=2)
-    arguments = {**OTHER_METHODS["owners"], "hierarchical": hierarchical, "timeout": 120}
-    straight = workers.run(train, 2, **arguments)
-    workers.run(train, 1, str(tmp_path), **arguments)
-    results = workers.run(train, 2, str(tmp_path), **arguments)
+    folder, kept = str(tmp_path / "backup"), str(tmp_path / "kept")
+    straight = workers.run(train, 2, folder, kept=kept, **arguments, timeout=120)
+    results = workers.run(train, 2, kept, **arguments, timeout=120)
     assert_same_end(results, straight)
+    assert [result["epochs"] for result in results] == [[1]] * 2
     assert len({result["weights"] for result in results}) == 1
 
 

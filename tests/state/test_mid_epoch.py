@@ -36,24 +36,25 @@ def assert_goes_on(results, straight, first):
     assert results[0]["residuals"] != results[1]["residuals"]
 
 
-def epoch_goes_on(cluster, straight, folder, kind, save_freq, steps=STEPS, **arguments):
-    """Compares 3 epochs straight with a part, an error after the backup, and the rest."""
-    batch = save_freq - steps - 1
-    arguments |= {"save_freq": save_freq, "timeout": TIMEOUT}
-    assert cluster.run(fit, kind, folder, batch=batch, **arguments) == [None, None]
-    # A process of its own draws another seed.
-    results = cluster.run(fit, kind, folder, seed=1, **arguments)
-    if kind == "PyDataset":
-        whole, rest = (of_one[0]["asked_for"] for of_one in (straight, results))
-        left = 3 * STEPS - save_freq
-        assert rest[-left:] == whole[-left:]
-        assert len(rest) < len(whole) - STEPS  # no batch of the epoch is read over
-    assert_goes_on(results, straight, batch + 1)
+SAVE_FREQ = 9
+# After which the backup is of that epoch.
+BATCH = SAVE_FREQ - STEPS - 1
+ARGUMENTS = {"save_freq": SAVE_FREQ, "timeout": TIMEOUT}
 
 
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "PyDataset"])
 def test_an_epoch_goes_on_at_the_next_batch(cluster, undisturbed, tmp_path, kind):
-    epoch_goes_on(cluster(2), undisturbed(kind), str(tmp_path), kind, 9)
+    """3 epochs straight equal a part, an error after the backup, and the rest."""
+    folder, straight = str(tmp_path), undisturbed(kind)
+    assert cluster(2).run(fit, kind, folder, batch=BATCH, **ARGUMENTS) == [None, None]
+    # A process of its own draws another seed.
+    results = cluster(2).run(fit, kind, folder, seed=1, **ARGUMENTS)
+    if kind == "PyDataset":
+        whole, rest = (of_one[0]["asked_for"] for of_one in (straight, results))
+        left = 3 * STEPS - SAVE_FREQ
+        assert rest[-left:] == whole[-left:]
+        assert len(rest) < len(whole) - STEPS  # no batch of the epoch is read over
+    assert_goes_on(results, straight, BATCH + 1)
 
 
 # Some backups are made after the last batch of an epoch.
@@ -72,11 +73,14 @@ def test_an_epoch_goes_on_at_the_next_batch(cluster, undisturbed, tmp_path, kind
     ],
 )
 @pytest.mark.slow
-def test_an_epoch_of_other_data_goes_on(
-    cluster, undisturbed, tmp_path, kind, save_freq, steps, arguments
-):
-    straight = undisturbed(kind, **arguments)
-    epoch_goes_on(cluster(2), straight, str(tmp_path), kind, save_freq, steps, **arguments)
+def test_an_epoch_of_other_data_goes_on(cluster, tmp_path, kind, save_freq, steps, arguments):
+    """From a copy of the backup as it stood after a batch of the training that went on."""
+    folder, kept = str(tmp_path / "backup"), str(tmp_path / "kept")
+    batch = save_freq - steps - 1
+    arguments |= {"save_freq": save_freq, "timeout": TIMEOUT}
+    straight = cluster(2).run(fit, kind, folder, batch=batch, kept=kept, **arguments)
+    results = cluster(2).run(fit, kind, kept, seed=1, **arguments)
+    assert_goes_on(results, straight, batch + 1)
 
 
 def fit_and_listen(*args, **kwargs):
@@ -94,9 +98,8 @@ def fit_and_listen(*args, **kwargs):
 def test_where_it_cannot_go_on_it_says_so_and_the_epoch_starts_again(
     cluster, tmp_path, kind, then, why
 ):
-    arguments = {"save_freq": 9, "timeout": TIMEOUT}
-    cluster(2).run(fit, kind, str(tmp_path), batch=2, **arguments)
-    for result, lines in cluster(2).run(fit_and_listen, then, str(tmp_path), **arguments):
+    cluster(2).run(fit, kind, str(tmp_path), batch=BATCH, **ARGUMENTS)
+    for result, lines in cluster(2).run(fit_and_listen, then, str(tmp_path), **ARGUMENTS):
         assert result["steps"][INTERRUPTED_EPOCH] == list(range(STEPS))
         (line,) = (line for line in lines if "from its start" in line)
         assert "with epoch 2 from its start, not with its batch 4: " in line and why in line

@@ -85,7 +85,7 @@ def save_alone(strategy, folder, savers):
     return [[v.tobytes() for v in values(train(m))] for m in (model, restored, loaded)]
 
 
-@pytest.mark.parametrize(("number", "savers"), [(2, [1]), (3, [0, 1, 2])])
+@pytest.mark.parametrize(("number", "savers"), [(2, [1]), (2, [0, 1])])
 def test_workers_save_in_the_scope_without_the_others(cluster, tmp_path, number, savers):
     results = cluster(number).run(save_alone, str(tmp_path), savers, timeout=200)
     for straight, restored, loaded in results:
@@ -229,8 +229,9 @@ def sgd(rate):
     return keras.optimizers.SGD(rate)
 
 
-@pytest.mark.parametrize("loop", [False, True], ids=["fit", "loop"])
-@pytest.mark.parametrize("make_optimizer", [sgd, wrapped])
+@pytest.mark.parametrize(
+    ("loop", "make_optimizer"), [(False, wrapped), (True, sgd)], ids=["fit", "loop"]
+)
 def test_other_learning_rates_are_an_error_that_names_them(cluster, loop, make_optimizer):
     for error in cluster(2).run(train_with_rates, loop, make_optimizer, (0.1, 0.2), timeout=60):
         assert "learning_rate: 0.1 (worker 0), 0.2 (worker 1)" in error

@@ -54,7 +54,7 @@ def regression(strategy, worker, workers, name, compression_ratio, steps):
 
 
 # Those that differ in kind. A mean over three is rounded, one over two is not.
-ON_THREE = ("SGD", "Adam", "Lamb", "Muon", "ScheduleFreeAdamW")
+ON_THREE = ("Adam", "Lamb", "Muon")
 
 
 def all_ways(strategy, workers, names):
