@@ -62,6 +62,7 @@ def test_commands_import_no_tensorflow_before_they_need_it(command):
     assert imported_by(command, KERAS_BACKEND="jax") == "[]"
 
 
+@pytest.mark.slow
 def test_a_script_may_choose_keras_back_end_itself():
     code = """
 import os
@@ -104,6 +105,7 @@ def test_rooms_in_plain_python_import_no_tensorflow():
     assert python(f"import sys, {', '.join(rooms)}\n{SAY_HEAVY}") == "[]"
 
 
+@pytest.mark.slow
 def test_public_names_come_with_their_first_use():
     code = """
 import sys

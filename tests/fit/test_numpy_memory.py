@@ -147,6 +147,7 @@ print(float(sum(tf.reduce_sum(t) for t in ds.map(lambda t: tf.tanh(t[:4])))))
 """
 
 
+@pytest.mark.slow
 def test_a_read_only_map_does_not_end_the_process(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((ROWS, COLUMNS), "float32"))
     process = subprocess.run(

@@ -215,7 +215,7 @@ def warned(strategy):
     return result
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_data_that_differ_are_a_warning(cluster):
     first, second = cluster(2).run(warned, timeout=120)
     assert first == second

@@ -155,6 +155,7 @@ def test_scripts_may_die(tmp_path):
     assert scripts.poll() == [-signal.SIGKILL] * 3
 
 
+@pytest.mark.slow
 def test_threads_start_workers_at_once(tmp_path):
     """Each thread gets the workers that it asked for."""
     script = tmp_path / "script.py"

@@ -37,7 +37,9 @@ CASES = (
 )
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+every_dtype = pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 
 
 def replica_step(layout):

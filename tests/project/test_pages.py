@@ -32,7 +32,7 @@ def losses(strategy, script):
     return names["history"]
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_a_custom_step_gives_the_numbers_of_one_process(cluster):
     script = Page("custom_steps.md").script
     alone = subprocess.run(

@@ -38,7 +38,7 @@ def train(strategy, folder):
     return trained.get("accuracy")
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_its_script_learns_at_100x_and_its_events_are_read_back(cluster, tmp_path, capsys):
     PAGE.write_files(tmp_path)
     chief, other = cluster(2).run(train, str(tmp_path), timeout=90)

@@ -136,7 +136,7 @@ def test_conservation_is_exact_for_integer_gradients(case):
             np.testing.assert_array_equal(sent[place] + held, total[place])
 
 
-@pytest.mark.parametrize("replicas", [2, 8, 32])
+@pytest.mark.parametrize("replicas", [2, 8, pytest.param(32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("wire", ROUNDING)
 def test_conservation_holds_to_4_ulp_for_random_gradients(wire, replicas):
     """Each addition rounds; the yardstick is the running sum of magnitudes that were added."""

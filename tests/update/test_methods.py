@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from local_strategies import make_strategy
+from local_strategies import REPLICA_ROUTES, make_strategy
 
 import tf_scalecom as sc
 from tf_scalecom.reduction import METHODS, MethodOptions, communicator, method_class
@@ -48,7 +48,7 @@ def trained(strategy, method, **arguments):
     return optimizer, variables, gradients
 
 
-@pytest.mark.parametrize("route", ["own_ops", "scalecom_ops"])
+@pytest.mark.parametrize("route", REPLICA_ROUTES)
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_not_sent_is_kept_and_replicas_stay_alike(name, route):
     strategy = make_strategy(route)

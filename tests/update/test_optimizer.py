@@ -91,8 +91,16 @@ INNER = {
 
 @pytest.mark.parametrize(
     ("inner", "route"),
-    [(inner, "scalecom_ops") for inner in INNER if inner != "clipnorm"]
-    + [("nadam", "own_ops"), ("clipnorm", "none")],
+    [
+        ("nadam", "scalecom_ops"),
+        ("clipnorm", "none"),
+        pytest.param("nadam", "own_ops", marks=pytest.mark.slow),
+        *(
+            pytest.param(inner, "scalecom_ops", marks=pytest.mark.slow)
+            for inner in INNER
+            if inner not in ("nadam", "clipnorm")
+        ),
+    ],
 )
 def test_ratio_1_is_exactly_the_inner_optimizer(inner, route):
     # A rewritten graph would have clipping's factor pulled out of the sum, which rounds anew.
@@ -183,7 +191,7 @@ def test_steps_on_four_replicas_agree_with_the_specification(route, case):
             np.testing.assert_array_equal(other, first)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("steps_per_execution", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_step_that_is_not_finite_on_one_replica_is_skipped_on_all(steps_per_execution):
     strategy = make_strategy("scalecom_ops")
 

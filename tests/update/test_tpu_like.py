@@ -102,6 +102,7 @@ def test_warm_up_is_a_condition_on_the_tpu(warmup, sums):
 
 
 @every_case
+@pytest.mark.slow
 def test_training_by_all_reduce_alone(case):
     devices = ["CPU:0", "CPU:1", "CPU:2"]
     strategy = tf.distribute.MirroredStrategy(
