@@ -205,7 +205,7 @@ def test_workers_that_come_one_after_the_other_meet(host):
 
 
 def test_a_worker_that_calls_is_called_back_at_once(monkeypatch):
-    monkeypatch.setattr(cluster, "_POLL_SECONDS", 60.0)  # between two calls to one that is missing
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 30.0)  # between two calls to one that is missing
     first, second = local_cluster(2)
     met = threading.Event()
 
