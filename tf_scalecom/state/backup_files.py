@@ -93,6 +93,8 @@ def write_shard(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 class Shards:
     """The files of some workers; what one does not have is the chief's.
 
+    Values lie in the files: whoever wants them copies them while the backup is there.
+
     Args:
         paths: worker's number -> file; that of worker 0, the chief, is among them.
         digests: of the files as they were written, by number.
@@ -176,8 +178,7 @@ def _arrays_in(path) -> dict[str, np.ndarray]:
     data = np.asarray(np.memmap(path, mode="c"))
     with zipfile.ZipFile(path) as archive:
         return {
-            info.filename.removesuffix(".npy"): _array_at(data, info)
-            for info in archive.infolist()
+            info.filename.removesuffix(".npy"): _array_at(data, info) for info in archive.infolist()
         }
 
 
