@@ -5,7 +5,8 @@
 
 Under `run --max-restarts 1` the last worker kills itself after a step. Each row of the table begins
 where the row above ends: when the last worker got there. With `--beside` two versions take turns,
-round after round, so that the machine's other load hits them alike.
+round after round, so that the machine's other load hits them alike. Each runs from a copy, where
+Python keeps what it has compiled, as it does of a package that is installed.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import statistics
 import subprocess
@@ -106,14 +108,21 @@ def restart(sources: pathlib.Path, model: str, workers: int) -> dict[str, float]
     """Trains, with a restart; returns the seconds of each row."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
+        copy = folder / "sources"
+        shutil.copytree(sources / "tf_scalecom", copy / "tf_scalecom")
         launcher = subprocess.Popen(
             [
                 sys.executable, "-m", "tf_scalecom", "run", "-n", str(workers),
                 "--max-restarts", "1", "--log-dir", name,
                 __file__, "--folder", name,
             ],
-            cwd=sources,
-            env={**os.environ, "PYTHONPATH": str(sources), "MODEL": model},
+            cwd=copy,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(copy),
+                "PYTHONDONTWRITEBYTECODE": "",
+                "MODEL": model,
+            },
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         ends, output = {}, []

@@ -295,6 +295,45 @@ if start == 1: time.sleep(60)
     assert said[-1].startswith("[run] every worker finished after restart 1 of 3")
 
 
+def test_the_others_do_not_hold_up_the_restart_after_a_kill(launch):
+    begun = time.monotonic()
+    code = launch(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+        + COUNT_STARTS
+        + """
+if start == 1 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+if start == 1: time.sleep(60)
+""",
+        max_restarts=1,
+        grace_seconds=30,
+    )
+    assert code == 0 and time.monotonic() - begun < 20
+    assert "worker 1 ended by signal 9 (SIGKILL); killing the others" in launch.output
+    assert "worker 0 afterwards: ended by signal 9 (SIGKILL)" in launch.output
+
+
+@pytest.mark.parametrize(
+    ("end", "restarts"), [("sys.exit(3)", 1), ("os.kill(os.getpid(), signal.SIGKILL)", 0)]
+)
+def test_the_others_end_as_they_like_after_an_error_or_without_a_restart(launch, end, restarts):
+    launch(
+        COUNT_STARTS
+        + f"""
+def finish(*_):
+    time.sleep(0.5)
+    print("finished")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, finish)
+meet(f"ready-{{start}}")
+if start == 1 and rank == 1: {end}
+if start == 1: time.sleep(60)
+""",
+        max_restarts=restarts,
+        grace_seconds=30,
+    )
+    assert "finished" in launch.log(0)
+
+
 def test_all_workers_get_one_seed_and_again_after_a_restart(launch, monkeypatch):
     monkeypatch.delenv(SEED_VARIABLE, raising=False)
     script = COUNT_STARTS + "print('seed', os.environ['TF_SCALECOM_SEED'])\nsys.exit(start % 2)"

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_scalecom.state import backup, backup_files, backup_places
 from tf_scalecom.state.backup import BackupError, BackupFolder
@@ -96,6 +97,28 @@ def test_a_backup_that_fails_meanwhile_is_reported_and_the_one_before_stays(tmp_
         folder.finish()
     folder.finish()  # it was said
     assert names(tmp_path) == ["backup-00000001", MARK] and folder.latest()["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float64(0.1),
+        np.zeros((0, 3), np.float32),
+        np.asfortranarray(np.arange(12, dtype=np.float32).reshape(3, 4)),
+        np.arange(9, dtype=tf.bfloat16.as_numpy_dtype),
+        np.array([True, False, True]),
+        np.arange(70_000).reshape(2, 1, -1),
+    ],
+    ids=lambda value: f"{value.dtype}{value.shape}",
+)
+def test_values_of_any_form_come_back_without_a_copy(tmp_path, value):
+    state = {"model.0": Kept([np.float32(1)]), "model.1": Kept([np.asarray(value)])}
+    folder = alone(tmp_path)
+    folder.save(state, {"epoch": 1})
+    (part,) = folder.load(folder.latest(), state)["model.1"].parts
+    assert part.dtype == value.dtype and part.shape == value.shape
+    np.testing.assert_array_equal(part, value)
+    assert not part.flags.owndata  # it is where it lies in the file
 
 
 # --- What is deleted -----------------------------------------------------------------------------

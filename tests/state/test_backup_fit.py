@@ -10,7 +10,7 @@ from digits import digest
 from keras import layers, optimizers
 
 import tf_scalecom as sc
-from tf_scalecom.state import model_objects
+from tf_scalecom.state import model_objects, training_state
 
 
 def wrapped(optimizer, **arguments):
@@ -46,6 +46,23 @@ def said(monkeypatch):
         lambda line, *parts: lines.append(line % parts),
     )
     return lines
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_outline_is_the_state_without_the_memory(dtype):
+    layer = layers.Dense(300, dtype=dtype)
+    model = compiled(layer, optimizer=wrapped(optimizers.Adam(0.1), compression_ratio=2))
+    training_state.build_optimizer(model)
+    state, outline = training_state.read(model), training_state.outline(model)
+    assert {name: form(kept) for name, kept in state.items()} == {
+        name: form(kept) for name, kept in outline.items()
+    }
+    assert any(kept.summable for kept in outline.values())
+    assert all(part.strides == (0,) * part.ndim for kept in outline.values() for part in kept.parts)
+
+
+def form(kept):
+    return [(part.shape, part.dtype) for part in kept.parts], kept.summable
 
 
 # --- Refused -------------------------------------------------------------------------------------

@@ -283,7 +283,7 @@ DIFFERENT_CALLS = """
 @pytest.mark.slow
 def test_workers_in_different_calls_fail_and_say_in_which(tmp_path):
     for log in logs_of_failure(DIFFERENT_CALLS, tmp_path):
-        assert re.search(r"/task:0 is in gather of int32 \[1, 1\], numbers of batches", log), log
+        assert re.search(r"/task:0 is in gather of int32 \[1, 64\], numbers of batches", log), log
         assert re.search(r"/task:1 is in reduce of int64 \[2\], comparison of each new", log), log
         assert "Some have made a call before that others have not. Look for a branch" in log
 

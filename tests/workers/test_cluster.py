@@ -204,6 +204,24 @@ def test_workers_that_come_one_after_the_other_meet(host):
     assert outcomes == {0: "met", 1: "met", 2: "met"}
 
 
+def test_a_worker_that_calls_is_called_back_at_once(monkeypatch):
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 30.0)  # between two calls to one that is missing
+    first, second = local_cluster(2)
+    met = threading.Event()
+
+    def meet():
+        with wait_for_peers(first, limit_seconds=20):
+            met.set()
+
+    thread = threading.Thread(target=meet)
+    thread.start()
+    time.sleep(0.5)
+    assert not met.is_set()
+    with wait_for_peers(second, limit_seconds=20):
+        assert met.wait(20)
+    thread.join(20)
+
+
 def test_missing_workers_are_named_then_given_up(capfd):
     first, second, third = local_cluster(3)
     port = int(second.address.rpartition(":")[2])

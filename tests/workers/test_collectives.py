@@ -204,6 +204,22 @@ def test_gather_in_eager_mode(cluster):
     assert cluster(2).run(gather_in_eager_mode) == [[[0, 0], [1, 1], [1, 1]]] * 2
 
 
+def gather_bytes(strategy):
+    rank, size = ranks(strategy)
+    launcher = launcher_of(strategy)
+    for length in (0, 1, 251, 252, 253, 508, 509, 5000):
+        # The last worker has the longest, and the first none.
+        own = [bytes([r + 1]) * (length * r // (size - 1)) for r in range(size)]
+        assert launcher.all_gather_bytes(own[rank], site="lengths") == own
+    return len(launcher._keys._ranges)
+
+
+@pytest.mark.quick
+def test_bytes_of_any_length(cluster):
+    keys = cluster(3).run(gather_bytes)
+    assert max(keys) < 12
+
+
 def resident_megabytes():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))

@@ -7,6 +7,7 @@ alike, and that is seen when they make their first step, which all do together (
 """
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_scalecom.compat.keras_objects import callers_of_name_scopes
@@ -28,5 +29,6 @@ def is_made_alone(name: str | None) -> bool:
 
 def is_constant(value: tf.Tensor) -> bool:
     """Whether all elements are equal, as no random ones are; not so if a graph does not tell."""
-    elements = tf.get_static_value(value)
+    in_graph = not hasattr(value, "numpy")
+    elements = tf.get_static_value(value) if in_graph else np.asarray(value)  # without a copy
     return elements is not None and bool((elements == elements.ravel()[:1]).all())

@@ -57,11 +57,13 @@ def run(
 
     When a worker fails the others get SIGTERM, and after the grace time SIGKILL. Then, for
     `max_restarts` times, whatever the failure was, all are started again, on other ports; a script
-    that backs up its training carries on where the backup was made. With `min_workers` each restart
-    has one worker less than the start before, down to that number, and the one after that all of
-    them. SIGINT, SIGTERM and SIGHUP are passed on to the workers, with the same grace time; a
-    second one kills them, and nothing is started again. A group that failed because a port was
-    taken is started again with other ports, which does not count as a restart.
+    that backs up its training carries on where the backup was made. Where a signal has ended the
+    worker and a restart follows, the others are killed at once: all they could do is fail, too.
+    With `min_workers` each restart has one worker less than the start before, down to that number,
+    and the one after that all of them. SIGINT, SIGTERM and SIGHUP are passed on to the workers,
+    with the same grace time; a second one kills them, and nothing is started again. A group that
+    failed because a port was taken is started again with other ports, which does not count as a
+    restart.
 
     All workers get one random seed, and again the same when they are started again, so that a split
     of the data, say, stays what it was. TF_SCALECOM_SEED in the environment is used in its place.
@@ -107,7 +109,15 @@ def run(
             if restart:
                 who = "all workers" if count == num_workers else f"{count} of {num_workers} workers"
                 display.note(f"restarting {who}: restart {restart} of {max_restarts}")
-            failed = _run_once([command] * count, logs, env, display, received, grace_seconds)
+            failed = _run_once(
+                [command] * count,
+                logs,
+                env,
+                display,
+                received,
+                grace_seconds,
+                restarts=restart < max_restarts,
+            )
             if received or failed is None:
                 break
     if received:
@@ -142,13 +152,14 @@ def _run_once(
     display: OutputDisplay,
     received: list[int],
     grace_seconds: float,
+    restarts: bool,
 ) -> LocalWorker | None:
     """Start the workers and see them to their end; returns the first that failed, if any."""
     attempts = 0
     while True:
         with _started(commands, log_dir, env) as cluster:
             display.note(f"workers at {', '.join(cluster.addresses)}; logs in {log_dir}")
-            watch = _Watch(cluster, display, received, grace_seconds)
+            watch = _Watch(cluster, display, received, grace_seconds, restarts)
             watch.until_all_ended()
         if _is_full(log_dir):
             display.note(f"the disk of {log_dir} is full: logs may lack their ends")
@@ -216,6 +227,7 @@ class _Watch:
         display: OutputDisplay,
         received: list[int],
         grace_seconds: float,
+        restarts: bool,
     ):
         self.first_failed: LocalWorker | None = None
         self._cluster = cluster
@@ -224,6 +236,7 @@ class _Watch:
         self._received = received
         self._passed_on = 0
         self._grace_seconds = grace_seconds
+        self._restarts = restarts
         self._first_finished_at: float | None = None
         self._stragglers_named = False
         self._kill_at = float("inf")
@@ -254,7 +267,11 @@ class _Watch:
                 self._kill_at = 0.0  # nobody has done anything yet that is worth a grace time
             elif None in codes:
                 name = f"worker {self.first_failed.index} {self.first_failed.describe_end()}"
-                self._ask_to_end(signal.SIGTERM, f"{name}; ending the others")
+                if self._restarts and self.first_failed.was_killed():
+                    self._display.note(f"{name}; killing the others, as all start again")
+                    self._kill_at = 0.0
+                else:
+                    self._ask_to_end(signal.SIGTERM, f"{name}; ending the others")
         if time.monotonic() > self._kill_at:
             self._kill_at = float("inf")
             self._give_up_at = time.monotonic() + _UNKILLABLE_SECONDS

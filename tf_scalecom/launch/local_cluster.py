@@ -103,6 +103,11 @@ class LocalWorker:
                 log.seek(max(self.log_start, log.seek(0, os.SEEK_END) - most))
             return log.read()
 
+    def was_killed(self) -> bool:
+        """Whether a signal has ended the worker."""
+        code = self.poll()
+        return code is not None and code < 0
+
     def describe_end(self) -> str:
         """How the worker ended, in words."""
         code = self.poll()

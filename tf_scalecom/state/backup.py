@@ -196,10 +196,8 @@ class BackupFolder:
             ranks = {0, self._rank} if now == old else range(len(old))
             paths = {rank: shard(place, rank) for rank in ranks}
             digests = dict(enumerate(meta["shards"]))
-            with Shards(paths, digests, meta.get("names", {})) as shards:
-                if now == old:
-                    return shards.state(self._rank, like)
-                return shards.spread(old, like, now)
+            shards = Shards(paths, digests, meta.get("names", {}))
+            return shards.state(self._rank, like) if now == old else shards.spread(old, like, now)
 
         return self._on_all(read, *_READ)
 

@@ -25,7 +25,7 @@ def fit_to_backup(
         folder: where it is, for the messages.
 
     Returns:
-        What is to be restored, as it is now.
+        The outline of what is to be restored.
 
     Raises:
         ValueError: Its values would mean something else here: other variables, or another class
@@ -60,7 +60,7 @@ def fit_to_backup(
     if "model" in backup:
         models = [backup["model"], model_description]
         _warn_of_changes(folder, "another model, whose variables have the same shapes", models)
-    state = training_state.read(model)
+    state = training_state.outline(model)
     return {name: kept for name, kept in state.items() if name in backup["variables"]}
 
 

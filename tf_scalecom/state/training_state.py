@@ -1,6 +1,7 @@
 """All of a training run that its processes hold: read out, written back, and described.
 
     state = read(model)          # name -> one array per local replica
+    like = outline(model)        # the same without the values, which takes no time
     write(model, state)
     describe(model)              # what must not change between the two
 
@@ -44,6 +45,14 @@ def read(model: keras.Model) -> dict[str, Kept]:
     """The state of a compiled and built model."""
     return {
         name: Kept([part.numpy() for part in _parts(model, variable)], is_summable(variable))
+        for name, variable in _variables(model, model_objects.optimizers(model)).items()
+    }
+
+
+def outline(model: keras.Model) -> dict[str, Kept]:
+    """What `read` returns, of zeros that take no memory."""
+    return {
+        name: Kept([_zeros(part) for part in _parts(model, variable)], is_summable(variable))
         for name, variable in _variables(model, model_objects.optimizers(model)).items()
     }
 
@@ -190,6 +199,10 @@ def _write(model, variables, state):
 
 def _parts(model, variable) -> tuple[tf.Variable, ...]:
     return model.distribute_strategy.experimental_local_results(variable.value)
+
+
+def _zeros(variable):
+    return np.broadcast_to(np.zeros((), variable.dtype.as_numpy_dtype), variable.shape)
 
 
 def _trained(optimizer):

@@ -30,6 +30,8 @@ LIMIT_VARIABLE = "TF_SCALECOM_WAIT_FOR_WORKERS_SECONDS"
 _REPORT_SECONDS = 30.0
 _LIMIT_SECONDS = 300.0
 _POLL_SECONDS = 0.2
+# Of what goes on in this process alone.
+_LOOK_SECONDS = 0.02
 _CONNECT_SECONDS = 2.0
 
 _EXAMPLE = (
@@ -271,7 +273,7 @@ def wait_for_peers(
                     flush=True,
                 )
                 reported = True
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_LOOK_SECONDS)
 
 
 @contextlib.contextmanager
@@ -404,7 +406,8 @@ def _asked(meeting, peers) -> Iterator[tuple[dict[str, str | None], Callable[[st
                 connection = connect(address)
             except OSError as error:
                 missing[name] = in_words(error)
-                ended.wait(_POLL_SECONDS)
+                meeting.has_called[name].wait(_POLL_SECONDS)
+                meeting.has_called[name].clear()
                 continue
             missing[name] = None
             meeting.call(connection, name)

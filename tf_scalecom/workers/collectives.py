@@ -21,6 +21,7 @@ not have reached must depend on that step's data (`control_input`).
 import contextlib
 import hashlib
 
+import numpy as np
 import tensorflow as tf
 
 from tf_scalecom.compat import tensorflow_distribute
@@ -63,6 +64,9 @@ _AS_IS = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 CARRIED = (*_AS_IS, *_WIRE_DTYPES, *_BITS, tf.string)
 
 _BYTES = [bytes([code]) for code in range(256)]
+
+# Bytes that travel with their number; the rest of longer strings follows.
+_LENGTH_BYTES, _SHORT_BYTES = 4, 252
 
 
 class InstanceKeys:
@@ -356,6 +360,29 @@ class CollectiveLauncher(tensorflow_distribute.CollectiveReplicaLauncher):
             gathered = self._all_gather(tensor[tf.newaxis], None, site)
             return tf.ensure_shape(gathered, [self._group_size, *tensor.shape])
 
+    def all_gather_bytes(self, data, site=""):
+        """Gives every replica the bytes of all, in one collective where all are short.
+
+        Outside of graphs alone. What `all_gather` does to find sizes and to pad is done in Python
+        here: TensorFlow takes its time for the first call of each of the operations.
+
+        Args:
+            data: this replica's bytes, of any number.
+            site: as in `all_reduce`.
+
+        Returns:
+            list of bytes, in the order of the ranks.
+        """
+        begin = len(data).to_bytes(_LENGTH_BYTES, "little") + data[:_SHORT_BYTES]
+        begins = self._stack_bytes(begin, _LENGTH_BYTES + _SHORT_BYTES, site)
+        lengths = [int.from_bytes(each[:_LENGTH_BYTES], "little") for each in begins]
+        parts = [each[_LENGTH_BYTES:] for each in begins]
+        if max(lengths) > _SHORT_BYTES:
+            size = 1 << (max(lengths) - 1).bit_length()  # of few sizes, as each has a key
+            rests = self._stack_bytes(data[_SHORT_BYTES:], size, site)
+            parts = [part + rest for part, rest in zip(parts, rests, strict=True)]
+        return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+
     def all_to_all(self, tensor, site=""):
         """Gives every replica one tensor of each.
 
@@ -411,6 +438,13 @@ class CollectiveLauncher(tensorflow_distribute.CollectiveReplicaLauncher):
             return tf.identity(input_tensor)
         signature = ("gather", input_tensor.dtype.name, *input_tensor.shape.as_list(), site)
         return self._launch(self._all_gather_v2, input_tensor, self._keys.first(signature), options)
+
+    def _stack_bytes(self, data, size, site):
+        """The bytes of all replicas, each filled up to a size that is a multiple of 4."""
+        words = np.frombuffer(data.ljust(size, b"\0"), np.int32)
+        with self._placed(None):
+            gathered = self._all_gather(tf.constant(words[np.newaxis]), None, site)
+        return [row.tobytes() for row in gathered.numpy()]
 
     def _gather_rows(self, rows, counts, row_shape, options, site):
         """Concatenates tensors along the first axis, `counts[i]` rows from rank i."""

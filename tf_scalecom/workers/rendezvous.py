@@ -40,6 +40,7 @@ class Meeting:
     Attributes:
         complaint: how another worker's cluster differs from this one's, in words; None as long as
             none does.
+        has_called: name of another worker -> event that is set when it calls, and so listens.
         lines: connections to those that have said who they are, which stay open.
     """
 
@@ -48,6 +49,7 @@ class Meeting:
     ):
         self.complaint: str | None = None
         self.lines = Lines()
+        self.has_called = {other: threading.Event() for other in workers if other != name}
         self._name = name
         self._workers = dict(workers)
         self._place_of = place_of
@@ -80,6 +82,7 @@ class Meeting:
                 if self.complaint is None:
                     self.lines.take_answered(heard[_NAME], connection)
                     keep()
+                    self.has_called[heard[_NAME]].set()
 
     def _say(self, connection):
         words = {_NAME: self._name, "workers": self._workers, "complaint": self.complaint}

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_scalecom.workers.lines import Lines
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.02
 # For the others to see who was the first to end, and for an error of TensorFlow's to come first.
 _STAY_SECONDS = 2.0
 _ANSWER_SECONDS = 2.0

@@ -36,12 +36,9 @@ class Workers:
             purpose: what the values are for, e.g. "numbers of batches". Workers that gather for
                 different purposes do not meet, and an error says who waits for what.
         """
-        line = json.dumps(value) + "\n"
         with tf.init_scope():  # a step being traced is no place for it
-            lines = self._launcher.all_gather(
-                np.frombuffer(line.encode(), np.uint8), axis=0, site=purpose
-            )
-            return [json.loads(line) for line in lines.numpy().tobytes().splitlines()]
+            answers = self._launcher.all_gather_bytes(json.dumps(value).encode(), site=purpose)
+        return [json.loads(answer) for answer in answers]
 
     def unlike(self, description, purpose: str) -> list | None:
         """Returns all workers' descriptions if they differ; None, for less traffic, if not.
