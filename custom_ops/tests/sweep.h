@@ -164,6 +164,14 @@ inline std::vector<Case> cases() {
   for (int64_t n : sizes) whole.shapes.push_back({n, 7, 7, n % 7});  // everything is kept
   whole.name = "kept whole";
   list.push_back(whole);
+  Case turns;  // about the sizes of chunk where CUDA turns to another kernel
+  for (int64_t size : {64, 65, 128, 129, 256, 257}) {
+    for (int64_t keep : {1, 3, 16}) {
+      turns.shapes.push_back({4097, size, keep, std::min(keep, 4097 % size)});
+    }
+  }
+  turns.name = "turns";
+  list.push_back(turns);
   for (double ratio : {1.0, 2.0, 100.0, 10000.0}) {
     Case c;
     for (int64_t n : sizes) {
