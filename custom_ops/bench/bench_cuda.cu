@@ -272,6 +272,7 @@ int main(int argc, char** argv) {
   scalecom_tensor eight = tensor(8, 1, 1);
   scalecom_tensor odd = tensor(25, 1, 1);
   scalecom_tensor pair = tensor(16, 2, 1);
+  scalecom_tensor tenth = tensor(100, 10, 1);
   scalecom_tensor wide = tensor(10000, 1, 2);
   scalecom_tensor ten = tensor(1000, 10, 2);
   scalecom_tensor top = tensor(n, n / 100, 4);
@@ -336,6 +337,7 @@ int main(int argc, char** argv) {
       {"select, 1 of 8", 12 * e, [&] { select(&eight); }, {}},
       {"select, 1 of 25", 12 * e, [&] { select(&odd); }, {}},
       {"select, 2 of 16", 12 * e, [&] { select(&pair); }, {}},
+      {"select, 10 of 100", 12 * e, [&] { select(&tenth); }, {}},
       {"select, 1 of 10000", 12 * e, [&] { select(&wide); }, {}},
       {"select, 1 of 100, bfloat16",
        10 * e,
