@@ -3,7 +3,7 @@
     sudo .venv/bin/python benchmarks/network            # all of it, about 25 minutes on 2 cores
     sudo .venv/bin/python benchmarks/network --quick    # a look, under 2 minutes
     sudo .venv/bin/python benchmarks/network --methods  # other methods than CLT-k, too
-    sudo .venv/bin/python benchmarks/network --wires    # fewer bits a value, too, 2 minutes
+    sudo .venv/bin/python benchmarks/network --wires    # values in fewer bits, a minute
 
 Each worker is a process in a network namespace of its own. All arms of a model at a number of
 workers live at once and are measured in turn, round after round, so that the machine's other load

@@ -2,11 +2,11 @@
 
     python benchmarks/reports/plan.py    -> the tables of docs/plan.md, docs/pictures/plan*.png
 
-Measured: docs/data/network.csv, which `benchmarks/network --docs` writes, and what `--methods` and
-`--wires` have measured beside it. The compute term, the bandwidth of memory and that of the link
-are those of each cell's own run. What a message and a byte cost the runtime is not in there: it
-follows from the two unshaped cells "MWMS" and "ours" of each model and number of workers, and all
-others are predicted with it. A second table has the paper's figures.
+Measured: docs/data/network.csv, which `benchmarks/network --docs` writes, and what `--methods` has
+measured beside it. The compute term, the bandwidth of memory and that of the link are those of each
+cell's own run. What a message and a byte cost the runtime is not in there: it follows from the two
+unshaped cells "MWMS" and "ours" of each model and number of workers, and all others are predicted
+with it. A second table has the paper's figures.
 """
 
 import csv
@@ -28,7 +28,6 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "models" / "image")]
 
 from network.matrix import (  # noqa: E402
     BFLOAT16,
-    INT8,
     MODELS,
     MWMS,
     ONE_BUCKET,
@@ -41,18 +40,16 @@ from resnet import build_resnet  # noqa: E402
 
 MEASURED = ROOT / "docs" / "data" / "network.csv"
 METHODS = ROOT / "docs" / "data" / "network_methods.csv"
-WIRES = ROOT / "docs" / "data" / "network_wires.csv"
 PAGE = ROOT / "docs" / "plan.md"
 PICTURES = ROOT / "docs" / "pictures"
 _BEGIN, _END = "<!-- {}: begin -->", "<!-- {}: end -->"
 FLOAT16, KEEP_10 = "MWMS fp16", "ours, chunk_keep 10"
 ARMS = {
     MEASURED: (MWMS, FLOAT16, OURS, KEEP_10, ONE_BUCKET),
-    WIRES: (BFLOAT16, INT8),
-    METHODS: (OWNERS, POWER_SGD),
+    METHODS: (BFLOAT16, OWNERS, POWER_SGD),
 }
 # Of the values on the wire, where not float32.
-VALUE_DTYPES = {BFLOAT16: "bfloat16", INT8: "int8", OWNERS: "bfloat16"}
+VALUE_DTYPES = {BFLOAT16: "bfloat16", OWNERS: "bfloat16"}
 CALIBRATING_RATE, CALIBRATING_ARMS = "unshaped", (MWMS, OURS)
 # Of a model that has no unshaped cells, those of one with as many workers.
 CALIBRATED_BY = {"deep": "5M"}
