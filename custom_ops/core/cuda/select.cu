@@ -129,7 +129,8 @@ __device__ __forceinline__ int32_t select_columns(const scalecom_tensor& t, int6
   const int begin = chunk * size;
   const int end = min(begin + size, length);
   const int kept = end - begin == size ? keep : end > begin ? static_cast<int>(t.tail_keep) : 0;
-  // Columns may go on in the next chunk, but not behind the tile.
+  // Columns may go on in the next chunk, whose keys do not count and may change meanwhile, but not
+  // behind the tile.
   const auto see = [&](Best& best, int offset) {
     const int32_t key = tile[tile_slot(begin + offset)];
     best.see(begin + offset < end ? key : -1, static_cast<uint32_t>(offset));
