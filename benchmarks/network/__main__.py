@@ -3,6 +3,7 @@
     sudo .venv/bin/python benchmarks/network            # all of it, about 25 minutes on 2 cores
     sudo .venv/bin/python benchmarks/network --quick    # a look, under 2 minutes
     sudo .venv/bin/python benchmarks/network --methods  # other methods than CLT-k, too
+    sudo .venv/bin/python benchmarks/network --wires    # values in fewer bits, a minute
 
 Each worker is a process in a network namespace of its own. All arms of a model at a number of
 workers live at once and are measured in turn, round after round, so that the machine's other load
@@ -23,7 +24,17 @@ import time
 
 import report
 import results as results_lib
-from matrix import FRAMEWORKS, MODELS, Cell, full_plan, methods_plan, quick_plan
+from matrix import (
+    FRAMEWORKS,
+    METHOD_ARMS,
+    MODELS,
+    WIRE_ARMS,
+    Cell,
+    full_plan,
+    methods_plan,
+    quick_plan,
+    wires_plan,
+)
 from namespaces import Network, only_run, require_root
 from scheduling import take_short_turns
 from workers import ROOT, WorkerError, Workers, set_up_torch
@@ -42,16 +53,24 @@ def main() -> int:
     size.add_argument(
         "--methods", action="store_true", help="the methods that train, beside each other"
     )
+    size.add_argument(
+        "--wires", action="store_true", help="the dtypes of values on the wire, beside each other"
+    )
     parser.add_argument(
-        "--results", type=pathlib.Path, help="default: runs/network[-quick | -methods]"
+        "--results", type=pathlib.Path, help="default: runs/network[-quick | -methods | -wires]"
     )
     parser.add_argument(
         "--docs", action="store_true", help="put the tables and the plot into docs/network.md, too"
     )
     arguments = parser.parse_args()
-    kind = "-quick" * arguments.quick + "-methods" * arguments.methods
+    kind = next((f"-{k}" for k in ("quick", "methods", "wires") if getattr(arguments, k)), "")
     results = arguments.results or ROOT / "runs" / f"network{kind}"
-    plan = {"": full_plan, "-quick": quick_plan, "-methods": methods_plan}[kind]()
+    plan = {
+        "": full_plan,
+        "-quick": quick_plan,
+        "-methods": methods_plan,
+        "-wires": wires_plan,
+    }[kind]()
     seconds = QUICK_SECONDS_PER_ROUND if arguments.quick else SECONDS_PER_ROUND
     try:
         require_root()
@@ -61,8 +80,8 @@ def main() -> int:
     except (PermissionError, RuntimeError, WorkerError) as error:
         print(error, file=sys.stderr)
         return 1
-    if arguments.methods:
-        report.write_methods(plan, results)
+    if arguments.methods or arguments.wires:
+        report.write_arms(plan, METHOD_ARMS if arguments.methods else WIRE_ARMS, results)
         return 0
     text = report.write(plan, results)
     if arguments.docs:

@@ -40,6 +40,7 @@ MODELS = {
 # roughly: for the plan's time only.
 FLOOR, MWMS, OURS, TORCH_FLOOR = "TF compute only", "MWMS", "ours", "torch compute only"
 SHARES, OWNERS, POWER_SGD = "ours, shares", "ours, owners", "ours, PowerSGD 2"
+BFLOAT16, INT8 = "ours, bfloat16", "ours, int8"
 SMALL_BUCKETS = "ours, 128 KiB"
 ONE_BUCKET, MASKED = "ours, one bucket", "ours, one bucket, masked all-reduce"
 FRAMEWORKS = {
@@ -48,7 +49,8 @@ FRAMEWORKS = {
         MWMS: 4.0,
         "MWMS fp16": 2.0,
         OURS: 0.05,
-        "ours, bfloat16": 0.03,
+        BFLOAT16: 0.03,
+        INT8: 0.02,
         "ours, chunk_keep 10": 0.06,
         SHARES: 0.05,
         OWNERS: 0.05,
@@ -76,7 +78,6 @@ PEER_ARMS = [
     MWMS,
     "MWMS fp16",
     OURS,
-    "ours, bfloat16",
     "ours, chunk_keep 10",
     *FRAMEWORKS["torch"],
 ]
@@ -84,13 +85,14 @@ METHOD_ARMS = [
     FLOOR,
     MWMS,
     OURS,
-    "ours, bfloat16",
+    BFLOAT16,
     SHARES,
     OWNERS,
     POWER_SGD,
     TORCH_FLOOR,
     "DDP PowerSGD 2",
 ]
+WIRE_ARMS = [FLOOR, MWMS, OURS, BFLOAT16, INT8]
 BUCKET_ARMS = ["ours, 32 KiB", "ours, 64 KiB", SMALL_BUCKETS, OURS, ONE_BUCKET]
 
 # Dense, 25M would take 10 s a step and more at 100 Mbit/s.
@@ -164,6 +166,11 @@ def methods_plan() -> list[Cell]:
         Cell("5M", workers, "1gbit", arm) for workers in (8, 16) for arm in (OURS, SHARES, OWNERS)
     ]
     return cells
+
+
+def wires_plan() -> list[Cell]:
+    """The dtypes of values on the wire, beside each other."""
+    return [Cell("5M", 2, rate, arm) for rate in _PEER_RATES["5M"] for arm in WIRE_ARMS]
 
 
 def quick_plan() -> list[Cell]:

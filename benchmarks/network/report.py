@@ -11,7 +11,6 @@ from matrix import (
     BUCKET_ARMS,
     FLOOR,
     MASKED,
-    METHOD_ARMS,
     MWMS,
     ONE_BUCKET,
     OURS,
@@ -40,8 +39,8 @@ def write(plan: Sequence[Cell], results: pathlib.Path) -> str:
     return text
 
 
-def write_methods(plan: Sequence[Cell], results: pathlib.Path) -> str:
-    """As `write`, of the methods that train."""
+def write_arms(plan: Sequence[Cell], arms: Sequence[str], results: pathlib.Path) -> str:
+    """As `write`, times and bytes alone, of some arms."""
     rows = results_lib.rows(results_lib.load(plan, results))
     write_table(rows, results)
     sections = {
@@ -49,7 +48,7 @@ def write_methods(plan: Sequence[Cell], results: pathlib.Path) -> str:
         "MB that a worker sends in a step, without headers": lambda r: f"{r.payload_mb:.3f}",
     }
     text = "\n\n".join(
-        f"{title}:\n\n{_by_arm(rows, cell, METHOD_ARMS, OURS)}" for title, cell in sections.items()
+        f"{title}:\n\n{_by_arm(rows, cell, arms, OURS)}" for title, cell in sections.items()
     )
     (results / "report.md").write_text(text)
     print(text)
@@ -169,7 +168,7 @@ def _limits(rows):
             f"{r.of_limit:.2f}",
         ]
         for r in rows
-        if r.arm in (MWMS, OURS, "ours, bfloat16") and r.limit_ms
+        if r.arm in (MWMS, OURS) and r.limit_ms
     ]
     return _table(
         [

@@ -7,7 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from matrix import (
+    BFLOAT16,
     FLOOR,
+    INT8,
     MASKED,
     MODELS,
     MWMS,
@@ -98,7 +100,8 @@ def main():
         MWMS: lambda: (stock, sgd),
         "MWMS fp16": lambda: (stock, lambda: Float16SGD(0.01)),
         OURS: lambda: (ours(), compressed()),
-        "ours, bfloat16": lambda: (ours(), compressed(value_dtype="bfloat16")),
+        BFLOAT16: lambda: (ours(), compressed(value_dtype="bfloat16")),
+        INT8: lambda: (ours(), compressed(value_dtype="int8")),
         "ours, chunk_keep 10": lambda: (ours(), compressed(chunk_keep=10)),
         SHARES: lambda: (ours(), reduced_by(sc.methods.SharesTopK(model.compression_ratio))),
         # At the ratio of about the bytes that ours has.

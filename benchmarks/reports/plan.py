@@ -2,11 +2,11 @@
 
     python benchmarks/reports/plan.py    -> the tables of docs/plan.md, docs/pictures/plan*.png
 
-Measured: docs/data/network.csv, which `benchmarks/network --docs` writes. The compute term, the
-bandwidth of memory and that of the link are those of each cell's own run. What a message and a byte
-cost the runtime is not in there: it follows from the two unshaped cells "MWMS" and "ours" of each
-model and number of workers, and all others are predicted with it. A second table has the paper's
-figures.
+Measured: docs/data/network.csv, which `benchmarks/network --docs` writes, and what `--methods` has
+measured beside it. The compute term, the bandwidth of memory and that of the link are those of each
+cell's own run. What a message and a byte cost the runtime is not in there: it follows from the two
+unshaped cells "MWMS" and "ours" of each model and number of workers, and all others are predicted
+with it. A second table has the paper's figures.
 """
 
 import csv
@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "models" / "image")]
 
 from network.matrix import (  # noqa: E402
+    BFLOAT16,
     MODELS,
     MWMS,
     ONE_BUCKET,
@@ -42,8 +43,13 @@ METHODS = ROOT / "docs" / "data" / "network_methods.csv"
 PAGE = ROOT / "docs" / "plan.md"
 PICTURES = ROOT / "docs" / "pictures"
 _BEGIN, _END = "<!-- {}: begin -->", "<!-- {}: end -->"
-FLOAT16, BFLOAT16, KEEP_10 = "MWMS fp16", "ours, bfloat16", "ours, chunk_keep 10"
-ARMS = (MWMS, FLOAT16, OURS, BFLOAT16, KEEP_10, ONE_BUCKET)
+FLOAT16, KEEP_10 = "MWMS fp16", "ours, chunk_keep 10"
+ARMS = {
+    MEASURED: (MWMS, FLOAT16, OURS, KEEP_10, ONE_BUCKET),
+    METHODS: (BFLOAT16, OWNERS, POWER_SGD),
+}
+# Of the values on the wire, where not float32.
+VALUE_DTYPES = {BFLOAT16: "bfloat16", OWNERS: "bfloat16"}
 CALIBRATING_RATE, CALIBRATING_ARMS = "unshaped", (MWMS, OURS)
 # Of a model that has no unshaped cells, those of one with as many workers.
 CALIBRATED_BY = {"deep": "5M"}
@@ -88,7 +94,7 @@ class Runtime:
 def read() -> dict[tuple, dict]:
     """(model, workers, rate, arm) -> its row, numbers as float, of cells with a compute floor."""
     measured = {}
-    for path, arms in ((MEASURED, ARMS), (METHODS, (OWNERS, POWER_SGD))):
+    for path, arms in ARMS.items():
         with path.open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["arm"] in arms and row["floor_ms"]]
         for row in rows:
@@ -183,9 +189,7 @@ def _layout(model, arm):
         shape for n, m in itertools.pairwise(MODELS[model].widths) for shape in ((n, m), (m,))
     ]
     tensors = (tensor_layout("", shape, "float32", ratio, chunk_keep=keep) for shape in shapes)
-    return Layout(
-        tuple(tensors), value_dtype="bfloat16" if arm in (BFLOAT16, OWNERS) else "float32"
-    )
+    return Layout(tuple(tensors), value_dtype=VALUE_DTYPES.get(arm, "float32"))
 
 
 # The paper's performance model: ResNet-50 at 96x, 32-bit indices, time of an exchange = bytes that

@@ -1,5 +1,6 @@
-// Times the CUDA functions against the device's own copy bandwidth and CUB's selection and sort, in
-// one run, and checks exact selection against CUB's.
+// Times the CUDA functions against the device's own copy bandwidth, and exact selection against a
+// radix select of all, CUB's top-k where the toolkit has it, and CUB's selection, in one run.
+// Checks that all of these and CUB's stable sort find the same.
 //
 //   bench_cuda [elements] [rounds]
 //
@@ -16,9 +17,15 @@
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_select.cuh>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <vector>
+#if __has_include(<cub/device/device_topk.cuh>)  // from CCCL 3.2 on
+#include <cub/device/device_topk.cuh>
+#define SCALECOM_BENCH_TOPK
+#endif
 
+#include "bench/radix_select.cuh"
 #include "scalecom/scalecom_cuda.h"
 
 namespace {
@@ -39,6 +46,12 @@ void must(cudaError_t error) {
 void must(int32_t status) {
   if (status == SCALECOM_OK) return;
   fprintf(stderr, "%s\n", scalecom_status_text_cuda(status));
+  exit(1);
+}
+
+void must_agree(const char* other, bool agrees) {
+  if (agrees) return;
+  fprintf(stderr, "FAILED: exact selection differs from %s\n", other);
   exit(1);
 }
 
@@ -83,53 +96,74 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-// Whether element i of p has a key from a bound on.
+// Whether element i has a key from a bound on.
 struct Reaches {
-  const float* compensated;
+  const uint32_t* keys;
   uint32_t bound;
-  __device__ bool operator()(uint32_t i) const { return key_of(compensated[i]) >= bound; }
+  __device__ bool operator()(uint32_t i) const { return keys[i] >= bound; }
 };
 
-// What a selection is made of in CUB, over p of the exact selection's tensor.
-class Cub {
+// Other ways to what exact selection does, over the keys of the p that it has made.
+class OtherWays {
  public:
-  explicit Cub(const scalecom_tensor& t)
+  explicit OtherWays(const scalecom_tensor& t)
       : t_(t),
+        kept_(static_cast<uint32_t>(t.chunk_keep)),
+        ours_(on_host(static_cast<const uint32_t*>(t.offsets), kept_)),
         keys_(allocate<uint32_t>(t.elements)),
         sorted_keys_(allocate<uint32_t>(t.elements)),
         indices_(allocate<uint32_t>(t.elements)),
-        sorted_(allocate<uint32_t>(t.elements)),
-        found_(allocate<int64_t>(1)) {
-    size_t sort_bytes = 0;
-    size_t select_bytes = 0;
-    must(sort(nullptr, sort_bytes));
-    must(select(nullptr, select_bytes, 0));
-    bytes_ = std::max(sort_bytes, select_bytes);
+        found_(allocate<uint32_t>(t.elements)),
+        size_(allocate<int64_t>(1)),
+        state_(allocate<radix_select::State>(1)) {
+    keys_of<<<blocks(t_.elements), 256>>>(t_.compensated, keys_, indices_, t_.elements);
+    const auto reserve = [&](const auto& function) {
+      size_t bytes = 0;
+      must(function(nullptr, bytes));
+      bytes_ = std::max(bytes_, bytes);
+    };
+    reserve([&](void* none, size_t& bytes) { return sort(none, bytes); });
+    reserve([&](void* none, size_t& bytes) { return above_bound(none, bytes); });
+#if defined(SCALECOM_BENCH_TOPK)
+    reserve([&](void* none, size_t& bytes) { return top(none, bytes); });
+#endif
     scratch_ = allocate<char>(static_cast<int64_t>(bytes_));
   }
 
-  // All of it: keys, then every pair of key and index in order.
-  void sort() {
-    keys_of<<<blocks(t_.elements), 256>>>(t_.compensated, keys_, indices_, t_.elements);
+  // Whether a stable sort of all keeps the same; where it ends is the bound.
+  bool sort_agrees() {
     must(sort(scratch_, bytes_));
+    bound_ = on_host(sorted_keys_, kept_).back();
+    return chosen() == ours_;
   }
 
-  // The least that there is to do: one pass that copies the indices of keys from a known bound on.
-  void select() { must(select(scratch_, bytes_, bound_)); }
+  // Radix passes over all; keys are the bits of |p|.
+  void by_radix() {
+    must(radix_select::run(reinterpret_cast<const float*>(keys_), t_.elements, kept_, state_,
+                           found_));
+  }
+  bool by_radix_agrees() {
+    by_radix();
+    return on_host(&state_->key, 1)[0] == bound_ && differs_in_ties_alone();
+  }
 
-  // Whether both find what exact selection did; the bound is taken from the sorted keys.
-  bool agree() {
-    const size_t kept = static_cast<size_t>(t_.chunk_keep);
-    sort();
-    const std::vector<uint32_t> ours = on_host(static_cast<const uint32_t*>(t_.offsets), kept);
-    std::vector<uint32_t> first = on_host(sorted_, kept);
-    std::sort(first.begin(), first.end());
-    bound_ = on_host(sorted_keys_, kept).back();
-    select();
-    const size_t found = static_cast<size_t>(on_host(found_, 1)[0]);
-    const std::vector<uint32_t> reached = on_host(sorted_, found);
+#if defined(SCALECOM_BENCH_TOPK)
+  // The same, but a pass reads what the one before has left where that is little.
+  void top() { must(top(scratch_, bytes_)); }
+  bool top_agrees() {
+    top();
+    return differs_in_ties_alone();
+  }
+#endif
+
+  // The least that there is to do: one pass that copies the indices of keys from a known bound on.
+  void above_bound() { must(above_bound(scratch_, bytes_)); }
+  bool above_bound_agrees() {
+    above_bound();
+    const size_t size = static_cast<size_t>(on_host(size_, 1)[0]);
+    const std::vector<uint32_t> reached = on_host(found_, size);
     // Of those equal to the bound the last may be too many.
-    return first == ours && std::includes(reached.begin(), reached.end(), ours.begin(), ours.end());
+    return std::includes(reached.begin(), reached.end(), ours_.begin(), ours_.end());
   }
 
  private:
@@ -140,21 +174,52 @@ class Cub {
     return to;
   }
 
-  cudaError_t sort(void* scratch, size_t& bytes) {
-    return cub::DeviceRadixSort::SortPairsDescending(scratch, bytes, keys_, sorted_keys_, indices_,
-                                                     sorted_, t_.elements, 0, 31);
-  }
-  cudaError_t select(void* scratch, size_t& bytes, uint32_t bound) {
-    return cub::DeviceSelect::If(scratch, bytes, thrust::counting_iterator<uint32_t>(0), sorted_,
-                                 found_, t_.elements, Reaches{t_.compensated, bound});
+  std::vector<uint32_t> chosen() const {
+    std::vector<uint32_t> indices = on_host(found_, kept_);
+    std::sort(indices.begin(), indices.end());
+    return indices;
   }
 
+  // Whether what was found is exact selection's, but for which of those equal to the bound it is.
+  bool differs_in_ties_alone() const {
+    const std::vector<uint32_t> theirs = chosen();
+    std::vector<uint32_t> only;
+    std::set_symmetric_difference(theirs.begin(), theirs.end(), ours_.begin(), ours_.end(),
+                                  std::back_inserter(only));
+    const bool once = std::adjacent_find(theirs.begin(), theirs.end()) == theirs.end();
+    return once && std::all_of(only.begin(), only.end(), [&](uint32_t i) {
+             return i < t_.elements && on_host(keys_ + i, 1)[0] == bound_;
+           });
+  }
+
+  cudaError_t sort(void* scratch, size_t& bytes) {
+    return cub::DeviceRadixSort::SortPairsDescending(scratch, bytes, keys_, sorted_keys_, indices_,
+                                                     found_, t_.elements, 0, 31);
+  }
+  cudaError_t above_bound(void* scratch, size_t& bytes) {
+    return cub::DeviceSelect::If(scratch, bytes, thrust::counting_iterator<uint32_t>(0), found_,
+                                 size_, t_.elements, Reaches{keys_, bound_});
+  }
+#if defined(SCALECOM_BENCH_TOPK)
+  cudaError_t top(void* scratch, size_t& bytes) {
+    namespace execution = cuda::execution;
+    return cub::DeviceTopK::MaxPairs(scratch, bytes, keys_, sorted_keys_,
+                                     thrust::counting_iterator<uint32_t>(0), found_, t_.elements,
+                                     t_.chunk_keep,
+                                     execution::require(execution::determinism::not_guaranteed,
+                                                        execution::output_ordering::unsorted));
+  }
+#endif
+
   scalecom_tensor t_;
+  uint32_t kept_;
+  std::vector<uint32_t> ours_;
   uint32_t* keys_;
   uint32_t* sorted_keys_;
   uint32_t* indices_;
-  uint32_t* sorted_;
-  int64_t* found_;
+  uint32_t* found_;
+  int64_t* size_;
+  radix_select::State* state_;
   size_t bytes_ = 0;
   void* scratch_ = nullptr;
   uint32_t bound_ = 0;
@@ -207,6 +272,7 @@ int main(int argc, char** argv) {
   scalecom_tensor eight = tensor(8, 1, 1);
   scalecom_tensor odd = tensor(25, 1, 1);
   scalecom_tensor pair = tensor(16, 2, 1);
+  scalecom_tensor tenth = tensor(100, 10, 1);
   scalecom_tensor wide = tensor(10000, 1, 2);
   scalecom_tensor ten = tensor(1000, 10, 2);
   scalecom_tensor top = tensor(n, n / 100, 4);
@@ -245,11 +311,13 @@ int main(int argc, char** argv) {
   };
   must(scalecom_offsets_select_cuda(&top, 1, SCALECOM_EXACT, SCALECOM_FLOAT32, flag, workspace,
                                     workspace_bytes, nullptr));
-  Cub cub_way(top);
-  if (!cub_way.agree()) {
-    fprintf(stderr, "FAILED: exact selection differs from CUB's stable sort\n");
-    return 1;
-  }
+  OtherWays other(top);
+  must_agree("CUB's stable sort", other.sort_agrees());
+  must_agree("a radix select", other.by_radix_agrees());
+  must_agree("CUB's indices above a bound", other.above_bound_agrees());
+#if defined(SCALECOM_BENCH_TOPK)
+  must_agree("CUB's top-k", other.top_agrees());
+#endif
   std::vector<Work> list = {
       {"copy",
        8 * e,
@@ -269,6 +337,7 @@ int main(int argc, char** argv) {
       {"select, 1 of 8", 12 * e, [&] { select(&eight); }, {}},
       {"select, 1 of 25", 12 * e, [&] { select(&odd); }, {}},
       {"select, 2 of 16", 12 * e, [&] { select(&pair); }, {}},
+      {"select, 10 of 100", 12 * e, [&] { select(&tenth); }, {}},
       {"select, 1 of 10000", 12 * e, [&] { select(&wide); }, {}},
       {"select, 1 of 100, bfloat16",
        10 * e,
@@ -298,8 +367,11 @@ int main(int argc, char** argv) {
       {"scatter, bfloat16", 2 * e, [&] { scatter(&narrow_one, 1, SCALECOM_BFLOAT16); }, {}},
       {"scatter, 10 of 1000", 4 * e, [&] { scatter(&ten); }, {}},
       {"scatter, exact 1 %", 4 * e, [&] { scatter(&top); }, {}},
-      {"CUB: indices above a known bound", 4 * e, [&] { cub_way.select(); }, {}},
-      {"CUB: sort of all", 0, [&] { cub_way.sort(); }, {}},
+      {"radix select, 1 % of p", 4 * e, [&] { other.by_radix(); }, {}},
+#if defined(SCALECOM_BENCH_TOPK)
+      {"CUB's top-k, 1 % of p", 4 * e, [&] { other.top(); }, {}},
+#endif
+      {"CUB's selection of p, the bound known", 4 * e, [&] { other.above_bound(); }, {}},
   };
   cudaEvent_t start, stop;
   must(cudaEventCreate(&start));
@@ -333,6 +405,6 @@ int main(int argc, char** argv) {
       printf("- | - |\n");
     }
   }
-  printf("\nexact selection equals CUB's stable sort\n");
+  printf("\nexact selection equals CUB's stable sort, and what the others find\n");
   return 0;
 }

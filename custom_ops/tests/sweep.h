@@ -95,11 +95,13 @@ inline void check_step(const Backend& backend, const Case& c, int32_t gradient_t
   require_same(unselected, unselected_want, name + "compensate");
 
   if (corrupt) {
-    // Out of range where the width allows it. Where offsets must increase, only the last
-    // can be out of range.
+    // Out of range where the width allows it: else it might be there twice. Where offsets must
+    // increase, only the last can be out of range.
     for (size_t i = 0; i < got.tensors.size(); ++i) {
-      const int64_t kept = scalecom_tensor_kept(&got.tensors[i]);
-      const bool rising = got.tensors[i].chunk_keep > SCALECOM_MAX_CHUNK_KEEP;
+      const scalecom_tensor& t = got.tensors[i];
+      if (t.chunk_size == int64_t{1} << (8 * t.offset_bytes)) continue;
+      const int64_t kept = scalecom_tensor_kept(&t);
+      const bool rising = t.chunk_keep > SCALECOM_MAX_CHUNK_KEEP;
       for (int64_t j = rising ? std::max<int64_t>(0, kept - 1) : 0; j < kept; j += 3) {
         for (const TensorList* b : {&got, &want}) offset_put(b->tensors[i], j, 0xffffffff);
       }
@@ -164,6 +166,14 @@ inline std::vector<Case> cases() {
   for (int64_t n : sizes) whole.shapes.push_back({n, 7, 7, n % 7});  // everything is kept
   whole.name = "kept whole";
   list.push_back(whole);
+  Case turns;  // about the sizes of chunk where CUDA turns to another kernel
+  for (int64_t size : {64, 65, 128, 129, 256, 257}) {
+    for (int64_t keep : {1, 3, 16}) {
+      turns.shapes.push_back({4097, size, keep, std::min(keep, 4097 % size)});
+    }
+  }
+  turns.name = "turns";
+  list.push_back(turns);
   for (double ratio : {1.0, 2.0, 100.0, 10000.0}) {
     Case c;
     for (int64_t n : sizes) {

@@ -25,7 +25,7 @@ struct Arena {
 };
 
 // A list on the device: every array 256-byte aligned, then as far off 16 bytes as on the
-// host.
+// host. Between arrays lie guards, which nobody may write.
 class DeviceTensorList {
  public:
   DeviceTensorList(TensorList& host, Arena& arena) : host_(host), tensors(host.tensors) {
@@ -35,7 +35,7 @@ class DeviceTensorList {
       places_.push_back(at);
       at = (at + static_cast<size_t>(a.bytes()) + 511) / 256 * 256;
     }
-    staging_.resize(at);
+    staging_.assign(at, kGuard);
     data_ = arena.get(at);
     for (size_t i = 0; i < places_.size(); ++i) {
       memcpy(&staging_[places_[i]], host.arrays[i].get(),
@@ -55,13 +55,25 @@ class DeviceTensorList {
   }
   void download() {
     must(cudaMemcpy(staging_.data(), data_, staging_.size(), cudaMemcpyDeviceToHost));
+    size_t end = 0;
     for (size_t i = 0; i < places_.size(); ++i) {
-      memcpy(host_.arrays[i].get(), &staging_[places_[i]],
-             static_cast<size_t>(host_.arrays[i].bytes()));
+      const size_t bytes = static_cast<size_t>(host_.arrays[i].bytes());
+      require_guards(end, places_[i]);
+      memcpy(host_.arrays[i].get(), &staging_[places_[i]], bytes);
+      end = places_[i] + bytes;
     }
+    require_guards(end, staging_.size());
   }
 
  private:
+  static constexpr char kGuard = 0x5a;
+  void require_guards(size_t begin, size_t end) const {
+    test::require(std::all_of(staging_.begin() + static_cast<int64_t>(begin),
+                              staging_.begin() + static_cast<int64_t>(end),
+                              [](char byte) { return byte == kGuard; }),
+                  "written outside of an array");
+  }
+
   TensorList& host_;
   std::vector<size_t> places_;
   std::vector<char> staging_;

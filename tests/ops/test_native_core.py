@@ -48,7 +48,9 @@ def test_fuzz(build_native):
 
 @pytest.mark.slow
 def test_cuda_kernels_emulated_on_the_cpu(build_native):
-    assert "steps equal" in run(build_native("emulator"), "sweep_emulated", "300")
+    programs = build_native("emulator")
+    assert "steps equal" in run(programs, "sweep_emulated", "300")
+    assert "equal to a sort" in run(programs, "radix_select_emulated")
 
 
 @pytest.mark.gpu

@@ -26,22 +26,29 @@ struct Policy {
   // Tensors of one launch: as many as fit the 32 KiB of kernel parameters.
   static constexpr int kListTensors = 256;
 
-  // Any number of each small chunk, a thread to a chunk, by way of shared memory.
-  struct SelectSmall {
-    // The largest such chunk: with half of it in the best case, half a block is at work.
-    static constexpr int kChunk = 64;
-    // Vectors that a thread takes of a tile, all loaded before the first is used.
+  // Any number of each small chunk, a thread to a chunk, and several of each chunk of middle size,
+  // by way of shared memory.
+  struct SelectTile {
+    // The largest small chunk: with half of it in the best case, half a block is at work.
+    static constexpr int kSmallChunk = 64;
+    // Vectors that a thread takes of a tile, all loaded before the first is used. A chunk of middle
+    // size has at most as many elements as the square of a thread's: 256.
     static constexpr int kVectors = 4;
+    // Blocks on a multiprocessor for several of a chunk: what registers are left for.
+    static constexpr int kMiddleBlocks = 4;
   };
 
   // The largest of each chunk, several lanes to a chunk.
   struct SelectOne {
     // Chunks that a lane works on, one after the other: a block looks up its tensor once for all.
     static constexpr int kRounds = 4;
-    // Vectors of a lane that are loaded before the first is used.
-    static constexpr int kUnroll = 4;
+    // Vectors of a lane that are loaded before the first is used. A third one of float64 fits the
+    // registers of a block fewer; all in all there is then more in flight.
+    template <typename T>
+    static constexpr int kUnroll = sizeof(T) > 4 ? 3 : 4;
     // Blocks on a multiprocessor: what registers are left for.
-    static constexpr int kBlocks = 4;
+    template <typename T>
+    static constexpr int kBlocks = sizeof(T) > 4 ? 3 : 4;
     // Fewer lanes than a chunk has vectors: each then has several loads to wait for at once,
     // and the reduction is shorter.
     SCALECOM_HD static int lanes(const scalecom_tensor& t) {

@@ -22,28 +22,45 @@ struct Best {
   }
 };
 
-// Small chunks: a tile of whole chunks goes through shared memory, so that threads load vectors
-// side by side wherever chunks begin, and then each takes a chunk and all that is kept of it.
-constexpr int kSmallVectors = Policy::SelectSmall::kVectors;
-constexpr int kSmallTile = kThreads * kVector * kSmallVectors;
-
-SCALECOM_HD bool is_small(const scalecom_tensor& t) {
-  return t.chunk_size <= Policy::SelectSmall::kChunk;
-}
-
-// As many as fill a tile, in fours: the next tile then begins at a vector, too.
-SCALECOM_HD int small_chunks(const scalecom_tensor& t) {
-  return kSmallTile / static_cast<int>(t.chunk_size) / kVector * kVector;
-}
+// A tile of whole chunks goes through shared memory, so that threads load vectors side by side
+// wherever chunks begin. A tile has chunks in fours: the next then begins at a vector, too.
+constexpr int kTileVectors = Policy::SelectTile::kVectors;
+constexpr int kTile = kThreads * kVector * kTileVectors;
 
 // Where element i of the tile lies: a vector is left out after each 32 keys, so that chunks of 8,
 // 16 or 32 do not all begin in one bank.
-SCALECOM_HD int small_slot(int i) { return i + i / kWarp * kVector; }
+SCALECOM_HD int tile_slot(int i) { return i + i / kWarp * kVector; }
+constexpr int kTileSlots = kTile + kTile / kWarp * kVector;
+
+// Fills it with the keys of `length` elements.
+template <typename T>
+__device__ __forceinline__ void load_tile(const Compensation<T>& p, int64_t base, int length,
+                                          int32_t* tile) {
+  const auto put = [&](int at, const int32_t (&keys)[kVector]) {
+    *reinterpret_cast<int4*>(tile + tile_slot(at)) = make_int4(keys[0], keys[1], keys[2], keys[3]);
+  };
+  const int first = threadIdx.x * kVector;
+  if (p.interior(base + length)) {
+    p.template batch<kTileVectors>(base, first, kThreads * kVector, Range{0, length}, put);
+  } else {
+    p.template edge<kTileVectors>(base, first, kThreads * kVector, Range{0, length}, put);
+  }
+  __syncthreads();
+}
+
+// Small chunks: each thread takes a chunk of a tile and all that is kept of it.
+SCALECOM_HD bool is_small(const scalecom_tensor& t) {
+  return t.chunk_size <= Policy::SelectTile::kSmallChunk;
+}
+
+SCALECOM_HD int small_chunks(const scalecom_tensor& t) {
+  return kTile / static_cast<int>(t.chunk_size) / kVector * kVector;
+}
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     select_small(const List __grid_constant__ list, uint32_t* nonfinite) {
-  alignas(16) __shared__ int32_t tile[kSmallTile + kSmallTile / kWarp * kVector];
+  alignas(16) __shared__ int32_t tile[kTileSlots];
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const Compensation<T> p(t);
@@ -51,16 +68,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first_chunk = unit.index * small_chunks(t);
   const int64_t base = first_chunk * size;
   const int length = static_cast<int>(minimum(small_chunks(t) * size, p.elements - base));
-  const auto put = [&](int at, const int32_t (&keys)[kVector]) {
-    *reinterpret_cast<int4*>(tile + small_slot(at)) = make_int4(keys[0], keys[1], keys[2], keys[3]);
-  };
-  const int first = threadIdx.x * kVector;
-  if (p.interior(base + length)) {
-    p.template batch<kSmallVectors>(base, first, kThreads * kVector, Range{0, length}, put);
-  } else {
-    p.template edge<kSmallVectors>(base, first, kThreads * kVector, Range{0, length}, put);
-  }
-  __syncthreads();
+  load_tile(p, base, length, tile);
 
   int32_t highest = 0;
   for (int chunk = threadIdx.x; chunk * size < length; chunk += kThreads) {
@@ -71,14 +79,107 @@ __global__ void __launch_bounds__(kThreads)
       Best best;
 #pragma unroll 4
       for (int i = begin; i < end; ++i) {
-        best.see(tile[small_slot(i)], static_cast<uint32_t>(i - begin));
+        best.see(tile[tile_slot(i)], static_cast<uint32_t>(i - begin));
       }
       offset_store(t, (first_chunk + chunk) * t.chunk_keep + rank, best.offset);
       highest = max(highest, best.key);
-      tile[small_slot(begin + static_cast<int>(best.offset))] = -1;
+      tile[tile_slot(begin + static_cast<int>(best.offset))] = -1;
     }
   }
   raise_flag(nonfinite, highest);
+}
+
+// Several of each chunk of middle size: a lane to a column of 16 elements, a group of lanes to a
+// chunk of a tile, and all chunks at once. Each lane knows the best of its column. In each round
+// the group takes the best of these, and looks for that column's next together.
+constexpr int kColumn = kTile / kThreads;
+
+SCALECOM_HD bool is_middle(const scalecom_tensor& t) {
+  return !is_small(t) && t.chunk_keep > 1 && t.chunk_size <= kColumn * kColumn;
+}
+
+// As many as there are elements in a column, or half of them.
+SCALECOM_HD int middle_lanes(const scalecom_tensor& t) {
+  return t.chunk_size <= kColumn * kColumn / 2 ? kColumn / 2 : kColumn;
+}
+static_assert(kColumn <= kWarp && kThreads / kColumn % kVector == 0,
+              "a group is in one warp, and a tile has chunks in fours");
+
+// The first lane of those with the largest key in a group.
+template <int kLanes>
+__device__ __forceinline__ int first_best(int32_t key) {
+  int32_t best = key;
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    best = max(best, __shfl_xor_sync(kAllLanes, best, step));
+  }
+  const int group = threadIdx.x % kWarp / kLanes * kLanes;
+  return group + __ffs(__ballot_sync(kAllLanes, key == best) >> group) - 1;
+}
+
+// Selects from a tile of `length` keys, the chunks from `first_chunk` on. Returns a thread's
+// highest.
+template <int kLanes>
+__device__ __forceinline__ int32_t select_columns(const scalecom_tensor& t, int64_t first_chunk,
+                                                  int length, int32_t* tile) {
+  const int size = static_cast<int>(t.chunk_size);
+  const int keep = static_cast<int>(t.chunk_keep);
+  const int chunk = threadIdx.x / kLanes;
+  const int lane = threadIdx.x % kLanes;
+  const int begin = chunk * size;
+  const int end = min(begin + size, length);
+  const int kept = end - begin == size ? keep : end > begin ? static_cast<int>(t.tail_keep) : 0;
+  // Columns may go on in the next chunk, whose keys do not count and may change meanwhile, but not
+  // behind the tile.
+  const auto see = [&](Best& best, int offset) {
+    const int32_t key = tile[tile_slot(begin + offset)];
+    best.see(begin + offset < end ? key : -1, static_cast<uint32_t>(offset));
+  };
+  Best own;
+#pragma unroll
+  for (int i = 0; i < kColumn; ++i) see(own, lane * kColumn + i);
+  const int32_t highest = own.key;
+  for (int first = 0; first < keep; first += kLanes) {
+    uint32_t taken = 0;  // lane r: of rank first + r
+    for (int r = 0; r < min(kLanes, keep - first); ++r) {
+      const int owner = first_best<kLanes>(own.key);
+      const bool owns = owner == static_cast<int>(threadIdx.x % kWarp);
+      if (owns) tile[tile_slot(begin + static_cast<int>(own.offset))] = -1;
+      const uint32_t offset = __shfl_sync(kAllLanes, own.offset, owner);
+      if (lane == r) taken = offset;
+      __syncwarp();
+      Best next;
+#pragma unroll
+      for (int i = 0; i < kColumn / kLanes; ++i) {
+        see(next, owner % kLanes * kColumn + lane * (kColumn / kLanes) + i);
+      }
+      const int finder = first_best<kLanes>(next.key);
+      next.key = __shfl_sync(kAllLanes, next.key, finder);
+      next.offset = __shfl_sync(kAllLanes, next.offset, finder);
+      if (owns) own = next;
+    }
+    if (first + lane < kept) {
+      offset_store(t, (first_chunk + chunk) * keep + first + lane, taken);
+    }
+  }
+  return highest;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, Policy::SelectTile::kMiddleBlocks)
+    select_middle(const List __grid_constant__ list, uint32_t* nonfinite) {
+  alignas(16) __shared__ int32_t tile[kTileSlots];
+  const Unit unit = find_unit(list);
+  const scalecom_tensor& t = list.tensors[unit.tensor];
+  const Compensation<T> p(t);
+  const int chunks = kThreads / middle_lanes(t);
+  const int64_t first_chunk = unit.index * chunks;
+  const int64_t base = first_chunk * t.chunk_size;
+  const int length = static_cast<int>(minimum(chunks * t.chunk_size, p.elements - base));
+  load_tile(p, base, length, tile);
+  raise_flag(nonfinite, chunks == kThreads / kColumn
+                            ? select_columns<kColumn>(t, first_chunk, length, tile)
+                            : select_columns<kColumn / 2>(t, first_chunk, length, tile));
 }
 
 // One per chunk: `lanes` threads of a warp share a chunk, and each block does kRounds sets.
@@ -91,9 +192,9 @@ SCALECOM_HD int64_t chunks_per_block(const scalecom_tensor& t) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, Policy::SelectOne::kBlocks)
+__global__ void __launch_bounds__(kThreads, Policy::SelectOne::kBlocks<T>)
     select_one(const List __grid_constant__ list, uint32_t* nonfinite) {
-  constexpr int kBatch = Policy::narrowed<T>(Policy::SelectOne::kUnroll);
+  constexpr int kBatch = Policy::SelectOne::kUnroll<T>;
   const Unit unit = find_unit(list);
   const scalecom_tensor& t = list.tensors[unit.tensor];
   const Compensation<T> p(t);
@@ -131,12 +232,12 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectOne::kBlocks)
   raise_flag(nonfinite, highest);
 }
 
-// A few per chunk: a warp per chunk, tile by tile. The tile's keys lie in shared memory as
-// kRows rows of 32 vectors; lane c knows the best of column c (vector c of every row). Each
+// A few of each larger chunk: a warp per chunk, tile by tile. The tile's keys lie in shared memory
+// as kRows rows of 32 vectors; lane c knows the best of column c (vector c of every row). Each
 // round takes the best column's best, and the warp together finds that column's next.
 constexpr int kRows = Policy::SelectFew::kRows;
 static_assert(kRows * kVector == kWarp, "a column has a key for each lane");
-constexpr int kTileVectors = kRows * kWarp;
+constexpr int kFewElements = kRows * kWarp * kVector;
 constexpr int kWarps = kThreads / kWarp;
 // A row is one vector longer than it need be: a column's 32 keys then lie in 32 banks.
 constexpr int kRowKeys = (kWarp + 1) * kVector;
@@ -191,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, Policy::SelectFew::kBlocks)
   Entry few = {-1, 0};  // lane r: the r-th best so far
   int32_t highest = 0;
 
-  for (int64_t base = begin / kVector * kVector; base < end; base += kTileVectors * kVector) {
+  for (int64_t base = begin / kVector * kVector; base < end; base += kFewElements) {
     const Range counts = range_from(base, begin, end);
     int32_t best = -1;
     uint32_t where = 0;
@@ -265,8 +366,12 @@ int32_t launch_largest(const scalecom_tensor* tensors, int64_t count, uint32_t* 
     return !is_small(t) && t.chunk_keep == 1 ? ceil_div(chunk_count(t), chunks_per_block(t)) : 0;
   });
   if (status != SCALECOM_OK) return status;
+  status = launch(select_middle<T>, [](const scalecom_tensor& t) {
+    return is_middle(t) ? ceil_div(chunk_count(t), kThreads / middle_lanes(t)) : 0;
+  });
+  if (status != SCALECOM_OK) return status;
   return launch(select_few<T>, [](const scalecom_tensor& t) {
-    return !is_small(t) && t.chunk_keep > 1 ? ceil_div(chunk_count(t), kWarps) : 0;
+    return !is_small(t) && !is_middle(t) && t.chunk_keep > 1 ? ceil_div(chunk_count(t), kWarps) : 0;
   });
 }
 
@@ -287,7 +392,8 @@ Launch launch_of(int32_t selection) {
 int32_t cuda::load_select(cudaFuncAttributes* attributes) {
   return for_gradient_types([&](auto zero) {
     using T = decltype(zero);
-    return load_kernels(attributes, select_small<T>, select_one<T>, select_few<T>);
+    return load_kernels(attributes, select_small<T>, select_middle<T>, select_one<T>,
+                        select_few<T>);
   });
 }
 

@@ -75,7 +75,9 @@ enum {
  *
  *   X(NAME, number, name, bytes, gradient, wire)
  *
- * gradient: whether gradients and outputs may have it; wire: whether values may travel in it. */
+ * gradient: whether gradients and outputs may have it; wire: whether values may travel in it.
+ * (tf_scalecom asks for float32 where values travel in float16, and scales and narrows them itself:
+ * that entry is for other callers, and costs no more than the row.) */
 #define SCALECOM_TYPES(X)           \
   X(FLOAT32, 0, float32, 4, 1, 1)   \
   X(FLOAT16, 1, float16, 2, 1, 1)   \

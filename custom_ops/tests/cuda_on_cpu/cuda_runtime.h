@@ -359,11 +359,11 @@ cudaError_t cudaMalloc(T** p, size_t bytes) {
   return *p != nullptr ? cudaSuccess : 1;
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, int) {
-  memcpy(to, from, bytes);
+  if (bytes > 0) memcpy(to, from, bytes);  // an empty array may be null
   return cudaSuccess;
 }
 inline cudaError_t cudaMemset(void* p, int value, size_t bytes) {
-  memset(p, value, bytes);
+  if (bytes > 0) memset(p, value, bytes);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
