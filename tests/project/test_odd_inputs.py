@@ -671,6 +671,26 @@ def test_simulate_with_a_damaged_file(name, damage, runs, answer, monkeypatch, t
         assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("name", ["records.csv", "evaluations.csv"])
+def test_no_curves_are_drawn_of_a_damaged_table(name, runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    folder = shutil.copytree(runs[0], tmp_path / "run")
+    content = (folder / name).read_bytes()
+    for step in (b"two", b"2.5", b"NaN", b"inf", b"", b"9" * 400):
+        (folder / name).write_bytes(text(b"\n2,", b"\n" + step + b",")(content))
+        with pytest.raises(run_files.UnusableFolder, match=f"Expected {folder / name} to be as"):
+            plots.draw([folder], tmp_path / "curves.png")
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_curves_have_the_names_that_a_task_gives(runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    folder = shutil.copytree(runs[0], tmp_path / "run")
+    content = (folder / "evaluations.csv").read_bytes()
+    (folder / "evaluations.csv").write_bytes(text(b"accuracy", b"$ a $\\frac$")(content))
+    assert plots.draw([folder], tmp_path / "curves.png")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["16k", "64k"])
 def test_simulate_on_a_full_disk_goes_on_where_there_is_room(size, answer, runs, tmp_path):

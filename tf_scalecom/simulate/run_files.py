@@ -227,6 +227,7 @@ def read_table(path: pathlib.Path) -> list[dict[str, str]]:
         for row in rows:
             if None in row or None in row.values():  # more or fewer cells than columns
                 raise ValueError(f"not one value for each column in step {row['step']}")
+            np.int64(row["step"])
             for cell in filter(None, row.values()):
                 float(cell)
         return rows
