@@ -235,6 +235,22 @@ def test_shell_scripts_are_well_formed(name):
     run("bash", "-n", CLUSTERS / name, cwd=ROOT)
 
 
+@pytest.mark.parametrize("requeue", [0, 1])
+@pytest.mark.parametrize("code", [0, 3, 143])
+def test_a_job_of_slurm_ends_with_the_code_of_its_training(code, requeue, tmp_path):
+    for program, ends_with in [("srun", code), ("scontrol", requeue)]:
+        (tmp_path / program).write_text(f"#!/bin/sh\necho {program} $1\nexit {ends_with}\n")
+        (tmp_path / program).chmod(0o755)
+    process = subprocess.run(
+        ["bash", CLUSTERS / "train.sbatch"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
+             "SLURM_SUBMIT_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert process.returncode == code, process
+    assert ("scontrol requeue" in process.stdout) == (code != 0)
+
+
 def over_ssh(arguments, ssh):
     """Has the script run to its end; `ssh` is what it calls in place of ssh."""
     return subprocess.run(

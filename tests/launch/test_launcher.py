@@ -234,6 +234,35 @@ def test_a_worker_killed_by_a_signal_gives_128_and_the_signal(launch):
     assert "[run] worker 0 failed: ended by signal 9 (SIGKILL)" in launch.output
 
 
+def test_a_real_time_signal_has_a_name_too(launch):
+    assert launch("os.kill(os.getpid(), signal.SIGRTMIN + 6)") == 128 + signal.SIGRTMIN + 6
+    assert "failed: ended by signal 40 (SIGRTMIN+6)" in launch.output
+
+
+def test_exit_codes_are_known_where_sigchld_is_ignored(launch):
+    script = launch.script("sys.exit(3)")
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    command = [sys.executable, "-m", "tf_scalecom", "run", "-n", "1", str(script)]
+    run = subprocess.run(
+        [sys.executable, "-c", f"{ignoring}os.execv(sys.argv[1], sys.argv[1:])", *command],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert run.returncode == 3 and "worker 0 failed: ended with exit code 3" in run.stdout, run
+
+
+def test_a_file_in_the_place_of_the_log_folder_does_not_hide_a_failure(launch):
+    code = launch(
+        "import shutil\n"
+        "if rank == 0:\n"
+        "    shutil.rmtree(here / 'logs'); (here / 'logs').touch(); sys.exit(3)\n"
+        "time.sleep(60)"
+    )
+    assert code == 3
+    assert "worker 0 failed: ended with exit code 3" in launch.output
+
+
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(launch):
     started = time.monotonic()
     code = launch(

@@ -1,6 +1,7 @@
 """Workers' output on one terminal: redrawn lines, prefixes, the live line of worker 0."""
 
 import io
+import time
 
 import pytest
 
@@ -41,6 +42,15 @@ def test_lines_are_what_a_terminal_would_show(chunks, finished, unfinished):
 def test_last_lines_have_no_colours_and_no_past_states():
     output = b"first\nold\rnew\n\x1b[31merror\x1b[0m"
     assert last_lines(output, 2) == ["new", "error"]
+
+
+@pytest.mark.parametrize("piece", [b"\x1b[31ma", b"a\b\b"])
+def test_a_line_without_end_takes_no_longer_than_others(piece):
+    assembler = LineAssembler()
+    assembler.feed(900_000 * b"x")
+    start = time.process_time()
+    assembler.feed(30_000 * piece)
+    assert time.process_time() - start < 1  # where each piece makes a copy of the line, 2 s or more
 
 
 class Terminal(io.StringIO):

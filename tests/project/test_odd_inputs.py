@@ -526,6 +526,8 @@ SIMULATED = [
     Row(SIMULATE, task("def evaluate(self, model): pass"), "Expected evaluate() of the task", 2),
     Row(SIMULATE, task("def evaluate(self, model): return {'a': 'x'}"), "evaluate() of the ta", 2),
     Row(SIMULATE, task("def evaluate(self, model): return {'step': 1}"), "names of their own", 2),
+    Row(SIMULATE, task("def evaluate(self, model): return {1: 1}"), "names of text for figures", 2),
+    Row(SIMULATE, task(r"def evaluate(self, model): return {'\ud800': 1}"), "names of text for", 2),
     Row(SIMULATE, task("def evaluate(self, model): return {f'{np.random.rand()}': 1}"),
         "Expected the same figures at each evaluation", 2),
     Row(SIMULATE, task(r"def evaluate(self, model): return {'\x1b[2J': 1}"), r"\x1b[2J 1", 0),
@@ -669,6 +671,47 @@ def test_simulate_with_a_damaged_file(name, damage, runs, answer, monkeypatch, t
     assert {file: file.read_bytes() for file in folder.iterdir() if file != path} == others
     if isinstance(content, bytes):
         assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["records.csv", "evaluations.csv"])
+def test_no_curves_are_drawn_of_a_damaged_table(name, runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    folder = shutil.copytree(runs[0], tmp_path / "run")
+    content = (folder / name).read_bytes()
+    for step in (b"two", b"2.5", b"NaN", b"inf", b"", b"9" * 400):
+        (folder / name).write_bytes(text(b"\n2,", b"\n" + step + b",")(content))
+        with pytest.raises(run_files.UnusableFolder, match=f"Expected {folder / name} to be as"):
+            plots.draw([folder], tmp_path / "curves.png")
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_curves_have_the_names_that_a_task_gives(runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    folder = shutil.copytree(runs[0], tmp_path / "run")
+    content = (folder / "evaluations.csv").read_bytes()
+    (folder / "evaluations.csv").write_bytes(text(b"accuracy", b"$ a $\\frac$")(content))
+    assert plots.draw([folder], tmp_path / "curves.png")
+
+
+NOT_ASCII = """
+from pathlib import Path
+from tf_scalecom.simulate.run_files import Table, read_table
+table = Path("table.csv")
+Table(table, None).append({"step": 1, "\\u00e9": 2.0})
+assert read_table(table) == [{"step": "1", "\\u00e9": "2.0"}]
+"""
+
+
+@pytest.mark.slow
+def test_tables_have_all_letters_in_any_locale(tmp_path):
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    subprocess.run(
+        [sys.executable, "-c", NOT_ASCII],
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, **plain, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        timeout=LIMIT_SECONDS,
+    )
 
 
 @pytest.mark.slow

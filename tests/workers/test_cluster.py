@@ -460,8 +460,31 @@ def test_a_machine_may_be_known_by_a_name_and_a_number(here, there, may_be_one):
     assert first._differ({"worker 0": there}) != may_be_one
 
 
-@pytest.mark.parametrize("says", [b"", b"\0\0\0 HTTP/2 settings", b"{}\n", b'{"half', None])
-def test_whatever_else_listens_at_an_address_has_answered(says):
+def words(**changes):
+    workers = {"worker 0": "a:1", "worker 1": "b:1"}
+    said = {"tf_scalecom worker": "worker 1", "workers": workers, "complaint": None, **changes}
+    return json.dumps(said).encode() + b"\n"
+
+
+MALFORMED = [
+    b"{}\n",
+    b'{"half',
+    b'{"a":' * 100_000 + b"\n",
+    b'{"a":' + b"9" * 5_000 + b"}\n",
+    b'{"\xff": 1}\n',
+    *(words(workers=value) for value in (None, [], "ab", {}, {"worker 1": 1}, {"worker 1": "b"})),
+    *(words(**{"tf_scalecom worker": name}) for name in (None, 1, [], {}, "worker 2", "\x1b[2J")),
+    *(words(complaint=value) for value in (1, [], {})),
+]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "says",
+    [b"", b"\0\0\0 HTTP/2 settings", None, *MALFORMED],
+    ids=lambda says: ascii(says)[2:99],
+)
+def test_whatever_else_listens_at_an_address_has_answered(says, capfd):
     first, second = local_cluster(2)
     with socket.create_server(("", int(second.address.rpartition(":")[2]))) as server:
 
@@ -481,6 +504,33 @@ def test_whatever_else_listens_at_an_address_has_answered(says):
         assert time.monotonic() - start < 4
         for connection in held:
             connection.close()
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0\r\n"])
+def test_another_program_at_the_address_of_a_worker_is_said_to_be_there(says, capfd):
+    first, second = local_cluster(2)
+    with socket.create_server(("", int(second.address.rpartition(":")[2]))) as server:
+
+        def answer():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(says)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with wait_for_peers(first, limit_seconds=5):
+            pass
+    assert f"expected worker 1 at {second.address}; received an answer that is no worker's" in (
+        capfd.readouterr().err
+    )
+
+
+def test_what_another_worker_says_reaches_no_terminal_as_it_is():
+    workers = {"worker 0": "a:1", "worker 1": "b:1"}
+    first = rendezvous.Meeting("worker 0", workers, place)
+    first._hear(json.loads(words(complaint="one\n  \x1b]0;two\x07")))
+    assert first.complaint == "one\n  \\x1b]0;two\\x07"
 
 
 def test_a_taken_port_is_named():

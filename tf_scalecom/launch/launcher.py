@@ -190,7 +190,7 @@ def _allow_open_files(num_workers):
 
 
 def _is_full(folder):
-    with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+    with contextlib.suppress(OSError):  # somebody has taken it away
         return shutil.disk_usage(folder).free == 0
     return False
 
@@ -349,6 +349,8 @@ def _received_signals() -> Iterator[list[int]]:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and "&" are left alone
             previous[signum] = signal.signal(signum, lambda number, _: received.append(number))
+    # Where it is ignored, as some start programs, the kernel keeps no exit code of a worker.
+    previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield received
     finally:

@@ -50,6 +50,12 @@ def says_port_taken(output: str) -> bool:
     return _PORT_TAKEN.search(output) is not None
 
 
+def _name(signum):
+    with contextlib.suppress(ValueError):
+        return signal.Signals(signum).name
+    return f"SIGRTMIN+{signum - signal.SIGRTMIN}"  # real-time signals, which have no other
+
+
 class LocalWorker:
     """One worker process, the leader of its own session, with its output in a log file."""
 
@@ -88,10 +94,10 @@ class LocalWorker:
             os.killpg(self.pid, signum)
 
     def open_log(self) -> BinaryIO:
-        """The log, where this worker's part begins; an empty one if somebody has removed it."""
+        """The log, where this worker's part begins; an empty one if somebody has taken it away."""
         try:
             log = self.log_path.open("rb")
-        except FileNotFoundError:
+        except OSError:  # as where a file stands in the folder's place
             return io.BytesIO()
         log.seek(self.log_start)
         return log
@@ -114,7 +120,7 @@ class LocalWorker:
         if code is None:
             return "still running"
         if code < 0:
-            return f"ended by signal {-code} ({signal.Signals(-code).name})"
+            return f"ended by signal {-code} ({_name(-code)})"
         return f"ended with exit code {code}"
 
 

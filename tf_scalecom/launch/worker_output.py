@@ -1,6 +1,7 @@
 """The output of several workers on one terminal: whole prefixed lines and one live progress bar."""
 
 import codecs
+import io
 import re
 import shutil
 import time
@@ -31,13 +32,13 @@ class LineAssembler:
     def __init__(self):
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._undecided = ""  # the beginning of an escape sequence cut by the end of the data
-        self._line = ""
+        self._line = io.StringIO()  # of a string each of many short tokens would make a copy
         self._go_back = 0  # characters that the next text replaces
 
     @property
     def unfinished(self) -> str:
         """The current line, which no newline has ended yet."""
-        return self._line
+        return self._line.getvalue()
 
     def feed(self, data: bytes) -> list[str]:
         """Take in more output; returns the lines that it finished, without their newlines."""
@@ -48,26 +49,31 @@ class LineAssembler:
         for token in _TOKENS.finditer(text[: cut.start()] if cut else text):
             escape, carriage_return, backspaces, newline, _ = token.groups()
             if newline:
-                finished.append(self._line)
-                self._line, self._go_back = "", 0
+                finished.append(self._finish())
             elif carriage_return:
-                self._go_back = len(self._line)
+                self._go_back = self._line.tell()
             elif backspaces:
                 self._go_back += len(backspaces)
             elif escape is None:
                 self._write(_CONTROLS.sub("", token.group()))
             elif _COLOUR.fullmatch(escape):
                 self._write(escape)  # others would leave the worker's own line
-            if len(self._line) > _LONGEST_LINE:
-                finished.append(self._line)
-                self._line, self._go_back = "", 0
+            if self._line.tell() > _LONGEST_LINE:
+                finished.append(self._finish())
         return finished
+
+    def _finish(self) -> str:
+        line, self._line, self._go_back = self.unfinished, io.StringIO(), 0
+        return line
 
     def _write(self, text: str) -> None:
         # Nothing is taken away before there is something to replace it: bars that end their line
         # with "\r\n" keep it. Colours make a line longer than it looks, hence the max.
-        self._line = self._line[: max(0, len(self._line) - self._go_back)] + text
-        self._go_back = 0
+        if self._go_back:
+            self._line.seek(max(0, self._line.tell() - self._go_back))
+            self._line.truncate()
+            self._go_back = 0
+        self._line.write(text)
 
 
 def last_lines(

@@ -40,7 +40,7 @@ def draw(folders: Sequence[pathlib.Path], path: pathlib.Path) -> bool:
     rows = -(-len(panels) // 2)
     figure, axes = plt.subplots(rows, 2, figsize=(12, 3.2 * rows), squeeze=False)
     for axis, (table, name, title) in zip(axes.flat, panels, strict=False):
-        axis.set_title(title, fontsize=10)
+        axis.set_title(title, fontsize=10, parse_math=False)  # of the task's own names
         axis.set_xlabel("step")
         for folder in folders:
             if (folder / table).exists():

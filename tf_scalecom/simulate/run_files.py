@@ -85,7 +85,7 @@ def _open_config(folder, wanted):
         _write(path, json.dumps(wanted, indent=1))
         return
     with _reading(path):
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text("utf-8"))
         _expect(isinstance(found, dict), "names and values")
     differing = {k: (found.get(k), v) for k, v in wanted.items() if found.get(k) != v}
     if differing:
@@ -167,7 +167,7 @@ class Table:
         what = f"the same figures at each evaluation, {', '.join(self._columns)}"
         expect(row.keys() <= set(self._columns), what, ", ".join(map(str, row)))
         text = self._text([row], with_header=not self._path.exists())
-        with self._path.open("a", newline="") as file:
+        with self._path.open("a", newline="", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # a state that is saved later has what goes before it
@@ -216,7 +216,7 @@ def _rows(path, every, config, last_step):
 
 def read_table(path: pathlib.Path) -> list[dict[str, str]]:
     """All rows of a `Table`; not a last one of which only a part came to the disk."""
-    with _reading(path), path.open(newline="") as file:
+    with _reading(path), path.open(newline="", encoding="utf-8") as file:
         lines = file.readlines()
         if lines and not lines[-1].endswith("\n"):
             del lines[-1]
@@ -227,6 +227,7 @@ def read_table(path: pathlib.Path) -> list[dict[str, str]]:
         for row in rows:
             if None in row or None in row.values():  # more or fewer cells than columns
                 raise ValueError(f"not one value for each column in step {row['step']}")
+            np.int64(row["step"])
             for cell in filter(None, row.values()):
                 float(cell)
         return rows
@@ -256,7 +257,7 @@ def read_result(folder: pathlib.Path, steps: int | None = None) -> dict | None:
     if not os.path.lexists(path):
         return None
     with _reading(path):
-        result = json.loads(path.read_text())
+        result = json.loads(path.read_text("utf-8"))
         _expect(isinstance(result, dict), "names and values")
         _expect(all(isinstance(value, int | float) for value in result.values()), "numbers")
         step, diverged = result["step"], result["diverged"]

@@ -218,6 +218,9 @@ class Simulation:
         """The task's figures of merit."""
         with calling("evaluate"):
             figures = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
+        expect(
+            all(map(_is_text, figures)), "names of text for figures of evaluate()", list(figures)
+        )
         taken = sorted({"step", "bytes_total", "diverged"} & figures.keys())
         expect(not taken, "figures of evaluate() under names of their own", taken)
         return figures
@@ -334,6 +337,13 @@ class Simulation:
             n = self.config.learners
             measured["caught_estimate"] = (1 + (n - 1) * share) / n
         return measured
+
+
+def _is_text(name):
+    try:
+        return isinstance(name, str) and bool(name.encode())
+    except UnicodeEncodeError:  # half of a pair, which no file can hold
+        return False
 
 
 def _state_of_learners(method, plan, learners) -> list[list[keras.Variable]]:

@@ -6,17 +6,21 @@ worker that finds another's cluster to differ from its own fails, and says where
 It stays a little to tell those who ask later.
 
 Whatever does not answer so (TensorFlow's server of a worker that is ahead, the doctor, an older
-version of this package) has answered, and nothing is known of it.
+version of this package) has answered, and nothing is known of it. If it is none of these, that is
+said.
 """
 
 import contextlib
 import ipaddress
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from tf_scalecom.base.terminal import printable
+from tf_scalecom.workers.addresses import expected_instead
 from tf_scalecom.workers.agreement import differences
 from tf_scalecom.workers.lines import Lines
 
@@ -27,6 +31,8 @@ _WORD_SECONDS = 1.0
 _STAY_SECONDS = 3.0
 _SHOWN = 5
 _LINE_BYTES = 1 << 20
+# Of who may be a worker: nothing, a line in braces, TensorFlow's server, whose HTTP/2 begins so.
+_FIRST_BYTES = (b"", b"{", b"\0")
 
 
 class Meeting:
@@ -63,7 +69,16 @@ class Meeting:
         """Calls the worker `name`, to whose address the connection is."""
         with _closed_unless_kept(connection) as keep:
             self._say(connection)
-            heard = _receive(connection)
+            line = _receive(connection)
+            if line[:1] not in _FIRST_BYTES:
+                print(
+                    f"tf_scalecom: expected {name} at {self._workers[name]}; received an answer "
+                    "that is no worker's: another program seems to listen there. Correct the "
+                    "address in TF_CONFIG, or end that program.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            heard = _words_in(line)
             self._hear(heard, expected=name)
             if heard is not None and self.complaint is None:
                 self.lines.take_called(name, connection)
@@ -75,7 +90,7 @@ class Meeting:
 
     def _answer(self, connection):
         with _closed_unless_kept(connection) as keep:
-            heard = _receive(connection)
+            heard = _words_in(_receive(connection))
             if heard is not None:
                 self._hear(heard)
                 self._say(connection)
@@ -94,7 +109,7 @@ class Meeting:
         complaint = self._complaint_about(words, expected)
         if complaint is not None:
             self._complained_at = time.monotonic()
-            self.complaint = complaint
+            self.complaint = "\n".join(map(printable, complaint.split("\n")))
 
     def _complaint_about(self, words, expected):
         name, workers = words[_NAME], words["workers"]
@@ -149,17 +164,34 @@ def _is_number(host):
     return True
 
 
-def _receive(connection):
-    """A line of a worker of this package; None for anything else, as soon as that is seen."""
+def _receive(connection) -> bytes:
+    """A line that may be of a worker of this package; of anything else the beginning."""
     line = b""
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
         received = connection.recv(4096)
         line += received
         if not received or line[:1] != b"{":
-            return None
+            break
+    return line
+
+
+def _words_in(line):
+    """What a worker of this package says; None of anything else."""
     try:
         words = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    ours = isinstance(words, dict) and words.keys() >= {_NAME, "workers", "complaint"}
-    return words if ours else None
+    return words if _are_of_a_worker(words) else None
+
+
+def _are_of_a_worker(words):
+    if not isinstance(words, dict) or not words.keys() >= {_NAME, "workers", "complaint"}:
+        return False
+    name, workers, complaint = words[_NAME], words["workers"], words["complaint"]
+    return (
+        isinstance(name, str)
+        and isinstance(workers, dict)
+        and name in workers
+        and all(isinstance(a, str) and expected_instead(a) is None for a in workers.values())
+        and isinstance(complaint, str | None)
+    )
