@@ -95,7 +95,6 @@ def reset_keras() -> None:
     rewrite_graphs(False)
 
     keras.utils.clear_session()
-    gc.freeze()
     keras.config.set_dtype_policy("float32")
     keras.utils.set_random_seed(0)
 

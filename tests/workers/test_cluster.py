@@ -279,6 +279,16 @@ def test_however_many_drop_what_is_sent_to_them_the_report_comes_at_its_time(num
     assert f":{port}, {why}" in str(error.value)  # of all whose first call has ended
 
 
+def test_who_answers_without_coming_to_meet_is_named_if_tensorflow_cannot_start():
+    """As a worker of an earlier start does, where another is started again by itself."""
+    first, second = local_cluster(2)
+    with socket.create_server(("", int(second.address.rpartition(":")[2]))):
+        watch = wait_for_peers(first, limit_seconds=10)
+        named = re.escape(f"worker 0 at /job:worker/task:1 ({second.address}) had not come to meet")
+        with pytest.raises(TimeoutError, match=named), watch:
+            raise tf.errors.DeadlineExceededError(None, None, "Deadline Exceeded")
+
+
 def test_who_calls_while_no_file_is_left_is_answered_later():
     def answer(connection):
         with connection:

@@ -16,10 +16,12 @@ class Lines:
 
     Attributes:
         answered: who has answered since it was asked.
+        met: those to whom a line has ever been open.
     """
 
     def __init__(self) -> None:
         self.answered: set[str] = set()
+        self.met: set[str] = set()
         self._names: dict[socket.socket, str] = {}
         # Whose other end stays open as long as its process is on its way.
         self._sure: set[socket.socket] = set()
@@ -34,6 +36,7 @@ class Lines:
     def take_answered(self, name: str, connection: socket.socket) -> None:
         """Keeps a connection that another has made, and may give up until it says that it stays."""
         self._names[connection] = name
+        self.met.add(name)
         if self._closed:
             self.close()
 

@@ -43,22 +43,31 @@ class StartWatch:
         return self
 
     def __exit__(self, kind, error, traceback):
-        """Tells the peers that this worker has started, or says who does not answer.
+        """Tells the peers that this worker has started, or says who has not.
 
         Raises:
-            TimeoutError: TensorFlow has failed, and somebody does not answer.
+            TimeoutError: TensorFlow has failed, and somebody does not answer or has not been met.
         """
         self._ended.set()
         self._thread.join()
         try:
             if error is None:
                 self._lines.say_started()
-            elif isinstance(error, tf.errors.OpError) and (silent := self._silent()):
-                raise TimeoutError(
-                    "Expected all workers to start TensorFlow after they had met; "
-                    f"{self._name} received no answer from {self._in_words(silent)}. Look whether "
-                    "it is stopped or out of reach, and start all again."
-                ) from error
+            elif isinstance(error, tf.errors.OpError):
+                if silent := self._silent():
+                    raise TimeoutError(
+                        "Expected all workers to start TensorFlow after they had met; "
+                        f"{self._name} received no answer from {self._in_words(silent)}. Look "
+                        "whether it is stopped or out of reach, and start all again."
+                    ) from error
+                # Who goes ahead has called everybody before.
+                if strange := self._peers.keys() - self._lines.met:
+                    raise TimeoutError(
+                        "Expected all workers to start TensorFlow after they had met; what "
+                        f"answered {self._name} at {self._in_words(strange)} had not come to meet "
+                        "it. It is of an earlier start, where one worker was started again by "
+                        "itself, or another program: end it, and start all again."
+                    ) from error
         finally:
             self._lines.close()
 
