@@ -6,6 +6,7 @@ of one life, over all lives of the worker. A few samples out of line do not move
 process takes once, when it starts, is not in it.
 """
 
+import contextlib
 import csv
 import dataclasses
 import os
@@ -58,7 +59,6 @@ def sample(who: str, step: int, weights: str = "", pid: int | None = None) -> Sa
     pid = pid or os.getpid()
     process = pathlib.Path("/proc", str(pid))
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-    tasks = (process / "task").glob("*/children")
     return Sample(
         who=who,
         pid=pid,
@@ -67,9 +67,15 @@ def sample(who: str, step: int, weights: str = "", pid: int | None = None) -> Sa
         memory_kib=int(status["VmRSS"].split()[0]),
         open_files=len(os.listdir(process / "fd")) - (pid == os.getpid()),  # not the listing's own
         threads=int(status["Threads"]),
-        children=sum(len(path.read_text().split()) for path in tasks),
+        children=sum(map(_children, (process / "task").iterdir())),
         weights=weights,
     )
+
+
+def _children(thread):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return len((thread / "children").read_text().split())
+    return 0
 
 
 class SampleFile:
