@@ -124,7 +124,8 @@ inline double draw(Data data, int64_t i, std::mt19937_64& rng) {
       return dice == 0 ? NAN : dice == 1 ? INFINITY : dice == 2 ? -INFINITY : normal(rng);
     }
     case Data::kHuge: return normal(rng) * 2e38;
-    case Data::kTiny: return normal(rng) * 1e-38;
+    // A float32: what float64 just below the smallest normal one becomes is the processor's choice.
+    case Data::kTiny: return static_cast<float>(normal(rng) * 1e-38);
   }
   return 0;
 }

@@ -30,6 +30,8 @@
  * - Subnormal float32 numbers are zeros, as operands and as results, whatever the calling thread's
  *   mode: what TensorFlow's threads make of them. (On processors other than x86-64 and aarch64 it
  *   is the calling threads' mode that counts.)
+ *   A float64 that is less than the smallest normal float32, and would be rounded up to it, is
+ *   that or zero, as the processor has it.
  * - Ties go to the lowest offset. -0 and +0 are equal.
  * - Order: chunk after chunk; within a chunk by decreasing |p|, ties by offset.
  *   (Exact selection: by increasing index.)
