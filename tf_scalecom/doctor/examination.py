@@ -8,8 +8,9 @@ from tf_scalecom.base.terminal import printable
 from tf_scalecom.doctor import horovod, machine
 from tf_scalecom.doctor.network import Doctors
 from tf_scalecom.workers import proxies
+from tf_scalecom.workers.addresses import host_and_port
 from tf_scalecom.workers.agreement import differences
-from tf_scalecom.workers.cluster import Cluster, host_and_port, in_words, parse_tf_config
+from tf_scalecom.workers.cluster import Cluster, in_words, parse_tf_config
 
 # What workers of one cluster must have in common.
 _ALIKE = ("tf_scalecom", "tensorflow", "keras")

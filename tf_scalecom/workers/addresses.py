@@ -34,16 +34,22 @@ def expected_instead(address: str) -> str | None:
     return None
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """An address as `socket` takes it."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def place(address: str) -> tuple[str, int]:
     """Host and port, alike for all spellings of an address that can be told without asking DNS."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]").lower().removesuffix(".")
+    host, port = host_and_port(address)
+    host = host.lower().removesuffix(".")
     with contextlib.suppress(ValueError):  # a name
         number = ipaddress.ip_address(host)
         number = getattr(number, "ipv4_mapped", None) or number
         own = number.is_loopback or number.is_unspecified
         host = "localhost" if own else str(number)
-    return host, int(port)
+    return host, port
 
 
 def _is_ipv6(text):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 import tensorflow as tf
 
 from tf_scalecom.base.terminal import shown
-from tf_scalecom.workers.addresses import expected_instead, place
+from tf_scalecom.workers.addresses import expected_instead, host_and_port, place
 from tf_scalecom.workers.rendezvous import Meeting
 from tf_scalecom.workers.start_watch import StartWatch
 
@@ -314,7 +314,7 @@ def answering(cluster: Cluster, answer: Callable[[socket.socket], None]) -> Iter
     Raises:
         RuntimeError: This worker's port is taken.
     """
-    port = int(cluster.address.rpartition(":")[2])
+    _, port = host_and_port(cluster.address)
     both = socket.has_dualstack_ipv6()
     try:
         # TensorFlow takes this port next: connections that linger must not stand in its way, which
@@ -367,12 +367,6 @@ def connect(address: str, seconds: float = _CONNECT_SECONDS) -> socket.socket:
         OSError: There is none to be had.
     """
     return socket.create_connection(host_and_port(address), timeout=seconds)
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """An address, "host:port", as `socket` takes it."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def in_words(error: OSError) -> str:

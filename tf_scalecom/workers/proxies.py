@@ -8,6 +8,8 @@ for gRPC alone: HTTP clients in the same process keep their proxy.
 import os
 from collections.abc import Iterable
 
+from tf_scalecom.workers.addresses import host_and_port
+
 # gRPC reads the first of these that is set, and no upper case; other programs read that, too.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = "no_grpc_proxy"
@@ -34,5 +36,5 @@ def go_around(addresses: Iterable[str]) -> None:
     """
     exceptions = os.environ.get(_EXCEPTIONS, os.environ.get(_EXCEPTIONS_OF_ALL, ""))
     hosts = [each.strip() for each in exceptions.split(",") if each.strip()]
-    hosts += [address.rpartition(":")[0].strip("[]") for address in addresses]
+    hosts += [host_and_port(address)[0] for address in addresses]
     os.environ[_EXCEPTIONS] = ",".join(dict.fromkeys(hosts))
