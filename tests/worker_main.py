@@ -94,7 +94,7 @@ def reset_keras() -> None:
 
     rewrite_graphs(False)
 
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.config.set_dtype_policy("float32")
     keras.utils.set_random_seed(0)
 

@@ -326,6 +326,10 @@ class Extended(tensorflow_distribute.CollectiveAllReduceExtended):
         with gradient_sets.reducing(self, len(value_destination_pairs)):
             return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
+    def gather_to_all(self, rows):
+        """The rows of all replicas, in their order, on each; call it in cross-replica context."""
+        return self._gather_to(rows, rows, axis=0)
+
     def _without_empty(self, values):
         local = map(self._container_strategy().experimental_local_results, values)
         kept = self.leave_out_empty(list(zip(*local, strict=True)))

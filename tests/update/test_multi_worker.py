@@ -242,6 +242,48 @@ def test_many_uneven_epochs_end_together_in_constant_memory(cluster):
     assert max(growth) < 2.5e6  # over 300 steps
 
 
+def spread_of_rows(y_true, y_pred):
+    """One number for the batch, which each replica computes of the rows of all."""
+    return keras.ops.std(y_pred - y_true)
+
+
+NEW_OPTIMIZERS = {
+    "compressed": lambda: sc.ScaleComOptimizer(keras.optimizers.SGD(0.1), 4),
+    "plain": lambda: keras.optimizers.SGD(0.1),
+    "plain, clipped": lambda: keras.optimizers.SGD(0.1, clipnorm=1.0),
+}
+
+
+def fit_one_more(strategy, optimizer):
+    keras.backend.clear_session(free_memory=False)
+    with strategy.scope():
+        words = keras.Input((4,))
+        outputs = {
+            "number": keras.layers.Dense(3)(words),
+            "masked": keras.layers.Dense(3)(keras.layers.Embedding(5, 2, mask_zero=True)(words)),
+        }
+        model = keras.Model(words, outputs)
+        losses = {"number": spread_of_rows, "masked": "mse"}
+        model.compile(NEW_OPTIMIZERS[optimizer](), losses, metrics={"number": "mae"})
+    targets = {"number": np.ones((8, 3)), "masked": np.ones((8, 4, 3))}
+    model.fit(np.ones((8, 4)), targets, batch_size=4, verbose=0)
+
+
+def count_graphs_left(strategy, optimizer):
+    counts = []
+    for _ in range(3):
+        fit_one_more(strategy, optimizer)
+        gc.collect()
+        counts.append(sum(type(x).__name__ == "FuncGraph" for x in gc.get_objects()))
+    return counts
+
+
+@pytest.mark.parametrize("optimizer", NEW_OPTIMIZERS)
+def test_a_model_that_is_gone_leaves_no_graph(cluster, optimizer):
+    for first, *later in cluster(2).run(count_graphs_left, optimizer):
+        assert later == [first, first]
+
+
 def measure_traffic(strategy, widths, method, steps):
     """Loopback bytes over `steps` steps without data or metrics, and the report's claim."""
     rng = np.random.default_rng(strategy.cluster_resolver.task_id)

@@ -116,6 +116,7 @@ members(
         "_get_local_replica_id": "called: the place of a replica in this process",
         "_call_for_each_replica": "overridden: empty batches, XLA, Keras's loss scaling",
         "_batch_reduce_to": "overridden: without the NaN of empty batches; keys by gradient set",
+        "_gather_to": "called: rows of all replicas, on each",
         "_create_variable": "overridden: variables are numbered alike on all workers",
         "_get_variable_creator_initial_value": "overridden: the first worker's value, checked",
         "_update": "overridden: a variable made outside of the scope is named",

@@ -117,6 +117,10 @@ _in_xla_context: Any = symbol(
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
     "whether jit_compile=True compiles this code; no public function tells",
 )
+on_a_tape: Any = symbol(
+    "tensorflow.python.eager.record.should_record_backprop",
+    "whether a GradientTape follows any of these tensors; no public function tells",
+)
 _ReplicaThread: Any = symbol(
     "tensorflow.python.distribute.mirrored_run._MirroredReplicaThread",
     "runs a replica's part of a step, and knows the graph of the step",

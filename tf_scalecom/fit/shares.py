@@ -8,13 +8,14 @@ left out.
 """
 
 import contextlib
-from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from tf_scalecom.compat.keras_objects import keeping_added_losses
+from tf_scalecom.compat.tensorflow_runtime import on_a_tape
 from tf_scalecom.fit.rows import count_rows
+from tf_scalecom.workers.over_replicas import sum_over_replicas
 
 
 class Share:
@@ -65,13 +66,13 @@ class Share:
         return tf.math.divide_no_nan(value, tf.cast(self.weight, value.dtype))
 
     def of_all(self, value: tf.Tensor) -> tf.Tensor:
-        """A number that all replicas have alike, with gradients that, weighed, are whole."""
+        """A number that all replicas have alike, with gradients that, weighed, are whole.
 
-        @tf.custom_gradient
-        def whole(value):
-            return value, self.undo
-
-        return whole(value)
+        Not by a `tf.custom_gradient`, which keeps the graph, see `workers.over_replicas`.
+        """
+        own = self.undo(value)
+        whole = tf.stop_gradient(value) + (own - tf.stop_gradient(own))
+        return tf.where(tf.math.is_finite(own), whole, value)
 
     def can_speak(self) -> bool:
         """Whether replicas may exchange something here: not in a condition, say, of the step."""
@@ -97,7 +98,10 @@ class Share:
         if not self.can_speak():
             return tf.ones_like(divisor)
         with self.speaking():
-            (of_all,) = sum_over_replicas([divisor])
+            if on_a_tape([divisor]):  # of weights that depend on what is trained
+                of_all = tf.distribute.get_replica_context().all_reduce("SUM", divisor)
+            else:
+                (of_all,) = sum_over_replicas([divisor])
         return tf.math.divide_no_nan(self.undo(divisor), of_all)
 
 
@@ -105,8 +109,3 @@ def here() -> Share | None:
     """That of the current replica; None outside of a step that Keras makes, or with one replica."""
     share_here = getattr(tf.distribute.get_strategy().extended, "share_here", None)
     return share_here() if share_here else None
-
-
-def sum_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums over all replicas, in one collective; call it in replica context."""
-    return tf.distribute.get_replica_context().all_reduce("SUM", list(values))

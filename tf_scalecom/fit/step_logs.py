@@ -16,7 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_scalecom.fit.shares import Share, sum_over_replicas
+from tf_scalecom.fit.shares import Share
+from tf_scalecom.workers.over_replicas import gather_over_replicas, sum_over_replicas
 
 
 class MetricResult(NamedTuple):
@@ -81,7 +82,7 @@ def join(logs, share: Share):
             leaves[i] = _as_before(total, means[i])
     for i, value in enumerate(leaves):
         if i not in means and _has_rows(value, share):
-            leaves[i] = tf.distribute.get_replica_context().all_gather(value, axis=0)
+            leaves[i] = gather_over_replicas(value)
     return keras.tree.pack_sequence_as(logs, leaves)
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_scalecom.fit.shares import Share
+from tf_scalecom.workers.over_replicas import gather_over_replicas
 
 _said: set[str] = set()
 
@@ -23,9 +24,8 @@ def gather(structure, share: Share):
         structure: nested tensors, each with a row for each of this replica's, or None.
         share: this replica's.
     """
-    context = tf.distribute.get_replica_context()
-    rows = context.all_gather(share.rows[tf.newaxis], axis=0)
-    first = tf.reduce_sum(rows[: context.replica_id_in_sync_group])
+    rows = gather_over_replicas(share.rows[tf.newaxis])
+    first = tf.reduce_sum(rows[: tf.distribute.get_replica_context().replica_id_in_sync_group])
     leaves = keras.tree.flatten(structure)
     by_dtype: dict[tf.DType, list[int]] = {}
     for place, leaf in enumerate(leaves):
@@ -36,12 +36,12 @@ def gather(structure, share: Share):
         flat = [
             tf.reshape(leaf, [tf.cast(share.rows, tf.int32), _row_size(leaf)]) for leaf in of_dtype
         ]
-        every = context.all_gather(tf.concat(flat, axis=1), axis=0)
+        every = gather_over_replicas(tf.concat(flat, axis=1))
         parts = tf.split(every, [_row_size(leaf) for leaf in of_dtype], axis=1)
         for place, leaf, part in zip(places, of_dtype, parts, strict=True):
             shaped = tf.reshape(part, tf.concat([[-1], tf.shape(leaf)[1:]], axis=0))
-            shaped = tf.ensure_shape(shaped, [None, *leaf.shape[1:]])
-            leaves[place] = _with_own_gradient(leaf, shaped, first, share)
+            own_in_place = _with_own(leaf, shaped, first, share)
+            leaves[place] = tf.ensure_shape(own_in_place, [None, *leaf.shape[1:]])
     return keras.tree.pack_sequence_as(structure, leaves)
 
 
@@ -49,14 +49,9 @@ def _row_size(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reduce_prod(tf.shape(tensor)[1:])
 
 
-def _with_own_gradient(own, every, first, share):
-    """The rows of all; their gradients are this replica's own, from row `first` on."""
-
-    @tf.custom_gradient
-    def whole(_):
-        return every, lambda gradient: gradient[first : first + share.rows]
-
-    return whole(own)
+def _with_own(own, every, first, share):
+    """The rows of all, of which this replica's, from row `first` on, are those it computed."""
+    return tf.concat([every[:first], own, every[first + share.rows :]], axis=0)
 
 
 def say(loss: keras.losses.Loss, predictions) -> None:

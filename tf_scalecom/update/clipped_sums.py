@@ -1,7 +1,7 @@
-"""Plain optimizers, too, clip the sum of the gradients, as one process does.
+"""Plain optimizers' sums of the gradients, under this package's collectives.
 
-Keras has each replica clip its own, and then sums. Under this package's collectives the gradients
-are summed where they are to be clipped, and not again where Keras would.
+They, too, clip the sum, as one process does. Keras has each replica clip its own, and then sums:
+here the gradients are summed where they are to be clipped, and not again where Keras would.
 """
 
 import weakref
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_scalecom.reduction.clipping import Clipping
 from tf_scalecom.update.route import collectives
+from tf_scalecom.workers.over_replicas import sum_over_replicas
 
 # Of a replica, in the step that it is in: the optimizer whose gradients are summed already.
 _summed: weakref.WeakKeyDictionary[tf.distribute.ReplicaContext, keras.optimizers.Optimizer] = (
@@ -21,13 +22,8 @@ _summed: weakref.WeakKeyDictionary[tf.distribute.ReplicaContext, keras.optimizer
 def clip_gradients(clip, optimizer, gradients):
     """In place of Keras's own: the gradients, summed if they are to be clipped, and clipped."""
     context = tf.distribute.get_replica_context()
-    if (
-        context is not None
-        and context.num_replicas_in_sync > 1
-        and collectives(context.strategy) is not None
-        and Clipping.of(optimizer) is not None
-    ):
-        gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))
+    if _exchanges(context) and Clipping.of(optimizer) is not None:
+        gradients = sum_over_replicas(list(gradients))
         _summed[context] = optimizer
     return clip(optimizer, gradients)
 
@@ -35,6 +31,19 @@ def clip_gradients(clip, optimizer, gradients):
 def all_reduce(reduce, optimizer, gradients_and_variables):
     """In place of Keras's own: sums gradients, unless they are sums."""
     context = tf.distribute.get_replica_context()
+    pairs = list(gradients_and_variables)
     if context is not None and _summed.pop(context, None) is optimizer:
-        return list(gradients_and_variables)
-    return reduce(optimizer, gradients_and_variables)
+        return pairs
+    if not _exchanges(context):
+        return reduce(optimizer, pairs)
+    sums = iter(sum_over_replicas([gradient for gradient, _ in pairs if gradient is not None]))
+    return [(None if gradient is None else next(sums), variable) for gradient, variable in pairs]
+
+
+def _exchanges(context):
+    """Whether a replica's gradients are summed by this package's collectives."""
+    return (
+        context is not None
+        and context.num_replicas_in_sync > 1
+        and collectives(context.strategy) is not None
+    )
