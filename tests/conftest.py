@@ -16,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 from worker_cluster import WorkerClusters
-from worker_main import collect_rarely, rewrite_graphs, split_cpu
+from worker_main import collect_rarely, end_iterators_at_once, rewrite_graphs, split_cpu
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Until the test modules are imported: there is much to look at and nothing to collect.
         gc.disable()
         split_cpu(4)
+        end_iterators_at_once()
         rewrite_graphs(False)
 
 

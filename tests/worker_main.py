@@ -39,6 +39,7 @@ def main(control: Connection) -> None:
     for warning_filter in warning_filters:  # as in the test process, warnings are errors
         warnings.filterwarnings(*parse_warning_filter(warning_filter, escape=False))
     split_cpu(logical_cpus)
+    end_iterators_at_once()
     strategy = answer(control)
     reset_keras()
     collect_rarely()
@@ -85,6 +86,21 @@ def split_cpu(logical_cpus: int) -> None:
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * logical_cpus,
+    )
+
+
+def end_iterators_at_once() -> None:
+    """Leave tf.data's tuner out: at the end of an iterator it may sleep on, for up to a minute.
+
+    What a strategy of the package distributes has none (`fit.epochs.without_tuner`).
+    """
+    import tensorflow as tf
+
+    from tf_scalecom.fit.epochs import without_tuner
+
+    begin = tf.data.Dataset.__iter__
+    tf.data.Dataset.__iter__ = lambda dataset: begin(
+        without_tuner(dataset) if tf.executing_eagerly() else dataset
     )
 
 

@@ -356,6 +356,7 @@ def cause(
 
 
 HALF = {"compression_ratio": 50, "value_dtype": "bfloat16"}
+THIRD = {"compression_ratio": 34, "value_dtype": "int8"}
 OWNERS = {"method": "owners_top_k", "value_dtype": "bfloat16"}
 
 
@@ -378,7 +379,9 @@ def ways(of: Experiment, dense: dict, recipe: dict, more: tuple[Arm, ...] = ()) 
             Arm("recipe, 100x", recipe, THREE),
             Arm("recipe, 50x, bfloat16 wire", recipe | HALF),
             Arm("recipe, 100x, int8 wire", recipe | {"value_dtype": "int8"}, THREE),
+            Arm("recipe, 34x, int8 wire", recipe | THIRD, THREE),
             Arm("a share each", recipe | {"method": "shares_top_k"}, THREE),
+            Arm("a share each, 34x, int8 wire", recipe | THIRD | {"method": "shares_top_k"}, THREE),
             Arm("owners, 100x", owners, THREE),
             Arm("owners, 92x", owners | {"compression_ratio": 92}, THREE),
             *more,
