@@ -202,7 +202,7 @@ KINDS = {"own_step": OwnStep, "step_of_keras": keras.Model}
     [
         (2, "own_step", "partial", {"wrapped": True, "evaluates": True}),
         (3, "own_step", "empty", {"heads": FEW_HEADS}),
-        (2, "step_of_keras", "empty", {"wrapped": True, "evaluates": True}),
+        (2, "step_of_keras", "empty", {"wrapped": True, "evaluates": True, "heads": FEW_HEADS}),
     ],
 )
 def test_losses_metrics_and_logs_are_those_of_one_process(cluster, workers, kind, last, how):

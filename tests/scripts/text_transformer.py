@@ -64,5 +64,5 @@ with strategy.scope():
         weighted_metrics=["accuracy"],
     )
 
-history = model.fit(inputs, targets, batch_size=64, epochs=3, validation_split=0.1, verbose=0)
+history = model.fit(inputs, targets, batch_size=64, epochs=2, validation_split=0.1, verbose=0)
 outcome.tell(history.history, model.weights)

@@ -6,7 +6,7 @@ import outcome
 
 import tf_scalecom as sc
 
-PAST, FUTURE, BATCH = 24, 6, 64
+PAST, FUTURE, BATCH = 24, 6, 128
 
 keras.utils.set_random_seed(0)
 hours = np.arange(2000)

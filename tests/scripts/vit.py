@@ -8,7 +8,7 @@ from keras import layers, ops
 import tf_scalecom as sc
 
 PATCH, PATCHES, WIDTH, HEADS = 7, 16, 32, 4
-BATCH, EPOCHS, STEPS = 64, 3, 17
+BATCH, EPOCHS, STEPS = 64, 2, 17
 
 
 class Patches(layers.Layer):
