@@ -313,6 +313,29 @@ def test_a_gradient_counts_once_whatever_scales_its_loss(cluster):
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=str(case))
 
 
+class Weighs(keras.Model):
+    """Its rows count by what it predicts: the sum of their weights has a gradient, too."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, keras.ops.exp(y_pred[:, 0]), training)
+
+
+def fit_weighing(strategy):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        trained = Weighs(x := keras.Input((4,)), keras.layers.Dense(1)(x))
+        trained.compile(sgd(), keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    trained.fit(tf.data.Dataset.from_tensor_slices(rows_of(13)).batch(8), verbose=0)
+    return trained.get_weights()
+
+
+def test_weights_of_rows_may_depend_on_what_is_trained(cluster):
+    alone = fit_weighing(tf.distribute.get_strategy())
+    for got in cluster(2).run(fit_weighing):
+        for one, other in zip(got, alone, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 # --- Metrics that a step updates by itself --------------------------------------------------------
 
 
