@@ -16,7 +16,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 from worker_cluster import WorkerClusters
-from worker_main import collect_rarely, end_iterators_at_once, rewrite_graphs, split_cpu
+from worker_main import (
+    collect_rarely,
+    end_iterators_at_once,
+    rewrite_graphs,
+    split_cpu,
+    without_onednn,
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) is None:  # it does not only hand tests out
         # Until the test modules are imported: there is much to look at and nothing to collect.
         gc.disable()
-        split_cpu(4)
+        with without_onednn():
+            split_cpu(4)
         end_iterators_at_once()
         rewrite_graphs(False)
 

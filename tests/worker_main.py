@@ -7,6 +7,7 @@ arguments of the call; its value, or its traceback, goes back.
 import contextlib
 import faulthandler
 import gc
+import os
 import pickle
 import signal
 import sys
@@ -66,6 +67,24 @@ def answer(control: Connection, *first_arguments):
         raise
     control.send_bytes(reply)
     return value
+
+
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
+    """TensorFlow, if it is first imported inside, leaves oneDNN out, in this process alone.
+
+    oneDNN compiles kernels for each shape, which most tests use for a few steps: a twentieth of
+    their time. The programs that tests start have it, as users' do.
+    """
+    name = "TF_ENABLE_ONEDNN_OPTS"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def collect_rarely() -> None:

@@ -122,8 +122,9 @@ class _Child:
 def serve(requests: socket.socket, test_process: int) -> None:
     """Copy this process at each request, until the test process ends."""
     worker_main.prepare()
-    import keras  # noqa: F401
-    import tensorflow  # noqa: F401
+    with worker_main.without_onednn():
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401
 
     import tf_scalecom.callbacks
     import tf_scalecom.strategy  # noqa: F401
