@@ -21,16 +21,20 @@ def gather(structure, share: Share):
     A collective call, in replica context.
 
     Args:
-        structure: nested tensors, each with a row for each of this replica's, or None.
+        structure: nested tensors, each with a row for each of this replica's, or None, or a number
+            that all replicas have alike, such as the weight of a loss.
         share: this replica's.
     """
     rows = gather_over_replicas(share.rows[tf.newaxis])
     first = tf.reduce_sum(rows[: tf.distribute.get_replica_context().replica_id_in_sync_group])
-    leaves = keras.tree.flatten(structure)
+    leaves = [
+        None if leaf is None else tf.convert_to_tensor(leaf)
+        for leaf in keras.tree.flatten(structure)
+    ]
     by_dtype: dict[tf.DType, list[int]] = {}
     for place, leaf in enumerate(leaves):
-        if leaf is not None:
-            by_dtype.setdefault(tf.convert_to_tensor(leaf).dtype, []).append(place)
+        if leaf is not None and leaf.shape.rank != 0:
+            by_dtype.setdefault(leaf.dtype, []).append(place)
     for places in by_dtype.values():  # together, as each exchange takes its time
         of_dtype = [leaves[place] for place in places]
         flat = [
