@@ -336,6 +336,47 @@ def test_weights_of_rows_may_depend_on_what_is_trained(cluster):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+class LargeSum(keras.losses.Loss):
+    """One number for a batch, in float16: `start` or more, with the gradient of a sum."""
+
+    def __init__(self, start):
+        super().__init__(dtype="float16")
+        self.start = start
+
+    def call(self, y_true, y_pred):
+        return keras.ops.sum(y_pred - y_true) + self.start
+
+
+class Halves(keras.Model):
+    """Its step weighs its losses by a number."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        losses = [
+            loss(y, of_head, sample_weight=0.5)
+            for loss, of_head in zip(self.loss, y_pred, strict=True)
+        ]
+        return sum(keras.ops.cast(loss, "float32") for loss in losses)
+
+
+def fit_large(strategy):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        x = keras.Input((4,))
+        trained = Halves(x, [keras.layers.Dense(1)(x), keras.layers.Dense(1)(x)])
+        # The first is finite, and twice as much, of half of the rows, is not.
+        trained.compile(sgd(), [LargeSum(60000.0), LargeSum(float("inf"))])
+    data = tf.data.Dataset.from_tensor_slices(rows_of(13)).batch(8)
+    history = trained.fit(data, verbose=0).history
+    return [*trained.get_weights(), history["loss"]]
+
+
+def test_a_loss_that_is_one_number_has_its_gradient_however_large_it_is(cluster):
+    alone = fit_large(tf.distribute.get_strategy())
+    for got in cluster(2).run(fit_large):
+        for one, other in zip(got, alone, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
 # --- Metrics that a step updates by itself --------------------------------------------------------
 
 

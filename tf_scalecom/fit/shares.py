@@ -70,9 +70,9 @@ class Share:
 
         Not by a `tf.custom_gradient`, which keeps the graph, see `workers.over_replicas`.
         """
-        own = self.undo(value)
-        whole = tf.stop_gradient(value) + (own - tf.stop_gradient(own))
-        return tf.where(tf.math.is_finite(own), whole, value)
+        held = tf.stop_gradient(value)
+        finite = held + self.undo(value - held)
+        return tf.where(tf.math.is_finite(value), finite, self.undo(value))
 
     def can_speak(self) -> bool:
         """Whether replicas may exchange something here: not in a condition, say, of the step."""
