@@ -27,14 +27,13 @@ def gather(structure, share: Share):
     """
     rows = gather_over_replicas(share.rows[tf.newaxis])
     first = tf.reduce_sum(rows[: tf.distribute.get_replica_context().replica_id_in_sync_group])
-    leaves = [
-        None if leaf is None else tf.convert_to_tensor(leaf)
-        for leaf in keras.tree.flatten(structure)
-    ]
+    leaves = keras.tree.flatten(structure)
     by_dtype: dict[tf.DType, list[int]] = {}
     for place, leaf in enumerate(leaves):
-        if leaf is not None and leaf.shape.rank != 0:
-            by_dtype.setdefault(leaf.dtype, []).append(place)
+        if leaf is not None:
+            leaves[place] = tensor = tf.convert_to_tensor(leaf)
+            if tensor.shape.rank != 0:
+                by_dtype.setdefault(tensor.dtype, []).append(place)
     for places in by_dtype.values():  # together, as each exchange takes its time
         of_dtype = [leaves[place] for place in places]
         flat = [
