@@ -217,6 +217,7 @@ def many_uneven_epochs(strategy, epochs):
     def optimizer():
         return sc.ScaleComOptimizer(keras.optimizers.SGD(0.01, momentum=0.9), 20, beta=0.5)
 
+    gc.collect()  # what others have left here: the warm-up finds the memory as the rest will
     model = dense_model(strategy, optimizer, steps_per_execution=4)
     data = own_batches(strategy, x, y, 16)
     model.fit(data, epochs=WARM_UP_EPOCHS, verbose=0)  # allocator, caches, traces
