@@ -1,5 +1,6 @@
 """Collectives: right on any shape, bounded in keys and memory, alike in eager mode and graphs."""
 
+import gc
 import threading
 
 import keras
@@ -242,6 +243,7 @@ def grow(strategy, steps):
             launcher.all_reduce(x)
         assert (x.numpy() == 1).all()
 
+    gc.collect()  # what other tests have left here
     run(100)
     before = resident_megabytes()
     run(steps)
