@@ -377,6 +377,33 @@ def test_a_loss_that_is_one_number_has_its_gradient_however_large_it_is(cluster)
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
+def spread(y_true, y_pred):
+    """One number for a batch, of rows of several lengths, two of which have more in them."""
+    words = tf.reduce_sum(y_true, axis=[1, 2])
+    return keras.ops.std(tf.reduce_sum(words, axis=-1) - y_pred[:, 0]) + keras.ops.mean(words)
+
+
+def fit_ragged(strategy):
+    keras.utils.set_random_seed(1)
+    x, y = rows_of(13)
+    lengths = np.arange(13) % 4
+    words = np.random.default_rng(0).normal(size=(lengths.sum(), 2, 2)).astype(np.float32)
+    targets = tf.RaggedTensor.from_row_lengths(words, lengths)
+    with strategy.scope():
+        trained = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        trained.compile(sgd(), spread)
+    data = tf.data.Dataset.from_tensor_slices((x, targets)).batch(8)
+    history = trained.fit(data, epochs=2, verbose=0).history
+    return [*trained.get_weights(), history["loss"]]
+
+
+def test_targets_of_a_loss_that_is_one_number_may_be_ragged(cluster):
+    alone = fit_ragged(tf.distribute.get_strategy())
+    for got in cluster(2).run(fit_ragged):
+        for one, other in zip(got, alone, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 # --- Metrics that a step updates by itself --------------------------------------------------------
 
 

@@ -130,6 +130,19 @@ def test_the_accumulated_mean_is_clipped(kind):
     assert_as_in_one_process(got, in_one_process(kind, 2, steps=4, gradient_accumulation_steps=2))
 
 
+@pytest.mark.parametrize(
+    "conditional",
+    [{"gradient_accumulation_steps": 2}, {"use_ema": True, "ema_overwrite_frequency": 2}],
+    ids=lambda arguments: list(arguments)[-1],
+)
+def test_what_keras_has_a_condition_for_is_wrapped_or_refused(conditional):
+    strategy = make_strategy("scalecom_ops")
+    with pytest.raises(ValueError, match=rf"expected `{list(conditional)[-1]}=None`.* received 2"):
+        train(strategy, plain, "clipnorm", **conditional)
+    got = train(strategy, ratio_1, "clipnorm", steps=4, **conditional)
+    assert_as_in_one_process(got, in_one_process("clipnorm", 2, steps=4, **conditional))
+
+
 @KINDS
 def test_variables_of_float16_are_clipped(kind):
     for wrap in (plain, ratio_1):

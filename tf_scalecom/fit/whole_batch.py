@@ -21,16 +21,17 @@ def gather(structure, share: Share):
     A collective call, in replica context.
 
     Args:
-        structure: nested tensors, each with a row for each of this replica's, or None, or a number
-            that all replicas have alike, such as the weight of a loss.
+        structure: nested tensors, each with a row for each of this replica's, ragged ones too, or
+            None, or a number that all replicas have alike, such as the weight of a loss.
         share: this replica's.
     """
-    rows = gather_over_replicas(share.rows[tf.newaxis])
-    first = tf.reduce_sum(rows[: tf.distribute.get_replica_context().replica_id_in_sync_group])
+    first = _count_before(share.rows)
     leaves = keras.tree.flatten(structure)
     by_dtype: dict[tf.DType, list[int]] = {}
     for place, leaf in enumerate(leaves):
-        if leaf is not None:
+        if isinstance(leaf, tf.RaggedTensor):
+            leaves[place] = _gather_ragged(leaf)
+        elif leaf is not None:
             leaves[place] = tensor = tf.convert_to_tensor(leaf)
             if tensor.shape.rank != 0:
                 by_dtype.setdefault(tensor.dtype, []).append(place)
@@ -43,7 +44,7 @@ def gather(structure, share: Share):
         parts = tf.split(every, [_row_size(leaf) for leaf in of_dtype], axis=1)
         for place, leaf, part in zip(places, of_dtype, parts, strict=True):
             shaped = tf.reshape(part, tf.concat([[-1], tf.shape(leaf)[1:]], axis=0))
-            own_in_place = _with_own(leaf, shaped, first, share)
+            own_in_place = _with_own(leaf, shaped, first)
             leaves[place] = tf.ensure_shape(own_in_place, [None, *leaf.shape[1:]])
     return keras.tree.pack_sequence_as(structure, leaves)
 
@@ -52,9 +53,25 @@ def _row_size(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reduce_prod(tf.shape(tensor)[1:])
 
 
-def _with_own(own, every, first, share):
+def _gather_ragged(own: tf.RaggedTensor) -> tf.RaggedTensor:
+    lengths = [gather_over_replicas(level) for level in own.nested_row_lengths()]
+    values = own.flat_values
+    first = _count_before(tf.shape(values, out_type=tf.int64)[0])
+    return tf.RaggedTensor.from_nested_row_lengths(
+        _with_own(values, gather_over_replicas(values), first), lengths, validate=False
+    )
+
+
+def _count_before(count: tf.Tensor) -> tf.Tensor:
+    """How many the replicas before this one have, if this one has `count`: both int64 scalars."""
+    counts = gather_over_replicas(count[tf.newaxis])
+    return tf.reduce_sum(counts[: tf.distribute.get_replica_context().replica_id_in_sync_group])
+
+
+def _with_own(own, every, first):
     """The rows of all, of which this replica's, from row `first` on, are those it computed."""
-    return tf.concat([every[:first], own, every[first + share.rows :]], axis=0)
+    rows = tf.shape(own, out_type=tf.int64)[0]
+    return tf.concat([every[:first], own, every[first + rows :]], axis=0)
 
 
 def say(loss: keras.losses.Loss, predictions) -> None:

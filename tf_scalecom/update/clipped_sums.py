@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_scalecom.reduction.clipping import Clipping
 from tf_scalecom.update.route import collectives
+from tf_scalecom.update.supported import check_plain
 from tf_scalecom.workers.over_replicas import sum_over_replicas
 
 # Of a replica, in the step that it is in: the optimizer whose gradients are summed already.
@@ -22,9 +23,11 @@ _summed: weakref.WeakKeyDictionary[tf.distribute.ReplicaContext, keras.optimizer
 def clip_gradients(clip, optimizer, gradients):
     """In place of Keras's own: the gradients, summed if they are to be clipped, and clipped."""
     context = tf.distribute.get_replica_context()
-    if _exchanges(context) and Clipping.of(optimizer) is not None:
-        gradients = sum_over_replicas(list(gradients))
-        _summed[context] = optimizer
+    if _exchanges(context):
+        check_plain(optimizer)
+        if Clipping.of(optimizer) is not None:
+            gradients = sum_over_replicas(list(gradients))
+            _summed[context] = optimizer
     return clip(optimizer, gradients)
 
 

@@ -1,4 +1,4 @@
-"""What `ScaleComOptimizer` works with; the rest is refused by name."""
+"""What optimizers work with, this package's and plain ones; the rest is refused by name."""
 
 from collections.abc import Mapping
 
@@ -55,6 +55,20 @@ def check_takes_zeros(optimizer) -> None:
             f"ScaleComOptimizer: expected Adafactor with epsilon_1 >= {too_small}; received "
             f"{optimizer.epsilon_1}, with which it divides 0 by 0 where a row and a column of a "
             f"gradient are zero. Pass Adafactor(..., epsilon_1={too_small})."
+        )
+
+
+def check_plain(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError if a plain optimizer would update inside a condition of a graph."""
+    argument, value = "gradient_accumulation_steps", optimizer.gradient_accumulation_steps
+    if not value and optimizer.use_ema:
+        argument, value = "ema_overwrite_frequency", optimizer.ema_overwrite_frequency
+    if value and not tf.executing_eagerly():
+        raise ValueError(
+            f"{type(optimizer).__name__} on several replicas: expected `{argument}=None`, as Keras "
+            "has a condition for it, inside which TensorFlow lets no replica speak to another; "
+            f"received {value}. Wrap it: ScaleComOptimizer(optimizer, compression_ratio=1) does "
+            "the same, and sums all of the gradient."
         )
 
 
