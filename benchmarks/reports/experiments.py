@@ -358,6 +358,7 @@ def cause(
 HALF = {"compression_ratio": 50, "value_dtype": "bfloat16"}
 THIRD = {"compression_ratio": 34, "value_dtype": "int8"}
 OWNERS = {"method": "owners_top_k", "value_dtype": "bfloat16"}
+NARROW_OWNERS = {"compression_ratio": 70, "value_dtype": "int8"}
 
 
 def local_steps(of: dict, count: int, progress: str, seeds: tuple[int, ...] = (0,)) -> Arm:
@@ -384,6 +385,7 @@ def ways(of: Experiment, dense: dict, recipe: dict, more: tuple[Arm, ...] = ()) 
             Arm("a share each, 34x, int8 wire", recipe | THIRD | {"method": "shares_top_k"}, THREE),
             Arm("owners, 100x", owners, THREE),
             Arm("owners, 92x", owners | {"compression_ratio": 92}, THREE),
+            Arm("owners, 70x, int8 wire", owners | NARROW_OWNERS, THREE),
             *more,
         ),
     )

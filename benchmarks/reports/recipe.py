@@ -2,15 +2,18 @@
 
     python benchmarks/reports/recipe.py         -> docs/pictures/recipe.png, docs/data/recipe.csv,
                                                    and the tables
-    python benchmarks/reports/recipe.py --done  the tables of the runs that are done, making none
+    python benchmarks/reports/recipe.py --done  the tables of what is done: of runs that are here,
+                                                   and of docs/data/recipe.csv; makes no run
     python benchmarks/reports/recipe.py --draw  the picture again, of docs/data/recipe.csv
 
 Made from nothing it takes hours (docs/recipe.md): `--only image-4` makes one experiment, `--only
-cause` all of that kind, and their rows of the table.
+cause` all of that kind, and their rows of the table; `--arm 400x` the arms with that in their
+names.
 """
 
 import argparse
 import csv
+import dataclasses
 import math
 import pathlib
 import re
@@ -27,16 +30,8 @@ from tf_scalecom.base.pictures import pyplot
 from tf_scalecom.simulate.run_files import EVALUATIONS, RECORDS, read_result, read_table
 
 TABLE = ROOT / "docs" / "data" / "recipe.csv"
-COLUMNS = (
-    "experiment",
-    "arm",
-    "seed",
-    "figure",
-    "percent",
-    "bytes_per_step",
-    "mean_bytes_per_step",
-    "caught",
-)
+_OF_OUTCOME = ("percent", "bytes_per_step", "mean_bytes_per_step", "caught")
+COLUMNS = ("experiment", "arm", "seed", "figure", *_OF_OUTCOME)
 
 # Of the methods, in their order.
 _MARKS = (
@@ -66,6 +61,10 @@ class Outcome(NamedTuple):
     caught: float
 
 
+# Arm -> seed -> outcome.
+Outcomes = dict[str, dict[int, Outcome]]
+
+
 def outcome(folder: pathlib.Path, figure: str) -> Outcome:
     """Reads a finished run."""
     records = read_table(folder / RECORDS)
@@ -80,15 +79,32 @@ def outcome(folder: pathlib.Path, figure: str) -> Outcome:
     )
 
 
-def outcomes(experiment: Experiment, only_done: bool) -> dict[str, dict[int, Outcome]]:
-    """Arm -> seed -> outcome, of the arms that have runs."""
-    found: dict[str, dict[int, Outcome]] = {}
-    for (arm, seed), folder in experiment.folders(only_done).items():
-        found.setdefault(arm, {})[seed] = outcome(folder, experiment.figure)
+def outcomes(experiment: Experiment, only_done: bool, arm: str = "") -> Outcomes:
+    """What is known of an experiment, in its order: by its runs, or else by the table.
+
+    Args:
+        experiment: which.
+        only_done: makes none of the runs that are not here.
+        arm: makes only those of arms with this in their names.
+    """
+    chosen = dataclasses.replace(
+        experiment, arms=tuple(a for a in experiment.arms if arm in a.name)
+    )
+    known = {
+        (row["arm"], int(row["seed"])): Outcome(*(float(row[c] or "nan") for c in _OF_OUTCOME))
+        for row in read()
+        if row["experiment"] == experiment.name
+    }
+    for key, folder in chosen.folders(only_done).items():
+        known[key] = outcome(folder, experiment.figure)
+    found: Outcomes = {}
+    for name, seed in experiment.configs():
+        if (name, seed) in known:
+            found.setdefault(name, {})[seed] = known[name, seed]
     return found
 
 
-def print_table(experiment: Experiment, found: dict[str, dict[int, Outcome]]) -> None:
+def print_table(experiment: Experiment, found: Outcomes) -> None:
     """Every arm with its bytes, its figure and what it loses to the dense arm of equal seeds."""
     print(f"\n{experiment.title}\n")
     print(
@@ -119,7 +135,7 @@ def print_table(experiment: Experiment, found: dict[str, dict[int, Outcome]]) ->
         print(f"| {' | '.join(cells)} |")
 
 
-def write(tables: dict[Experiment, dict[str, dict[int, Outcome]]]) -> None:
+def write(tables: dict[Experiment, Outcomes]) -> None:
     """One row per run; those of other experiments stay as they are."""
     others = [row for row in read() if row["experiment"] not in {e.name for e in tables}]
     TABLE.parent.mkdir(exist_ok=True)
@@ -207,10 +223,11 @@ def main():
     parser.add_argument(
         "--done",
         action="store_true",
-        help="the tables of the runs that are done: make and write nothing",
+        help="the tables of what is done: make and write nothing",
     )
     parser.add_argument("--draw", action="store_true", help="the picture, of the table in docs")
     parser.add_argument("--only", help="an experiment, or all whose names begin so before a dash")
+    parser.add_argument("--arm", default="", help="only arms with this in their names")
     args = parser.parse_args()
     if args.draw:
         draw()
@@ -219,9 +236,11 @@ def main():
     if not chosen:
         names = ", ".join(e.name for e in EXPERIMENTS)
         sys.exit(f"Expected an experiment, of {names}; received {args.only!r}. Correct --only.")
-    tables = {e: found for e in chosen if (found := outcomes(e, args.done))}
+    if not any(args.arm in arm.name for e in chosen for arm in e.arms):
+        sys.exit(f"Expected a part of an arm's name; received {args.arm!r}. Correct --arm.")
+    tables = {e: found for e in chosen if (found := outcomes(e, args.done, args.arm))}
     if not tables:
-        sys.exit("Expected finished runs in runs/reports; found none. Leave out --done.")
+        sys.exit("Expected runs that are done; found none. Leave out --done.")
     for experiment, found in tables.items():
         print_table(experiment, found)
     if not args.done:

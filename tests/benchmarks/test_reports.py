@@ -54,11 +54,13 @@ def test_steps_to_a_loss_lie_between_two_evaluations(tmp_path):
 
 def test_the_table_of_the_recipe_has_what_is_done(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report_runs, "RUNS", tmp_path)
+    monkeypatch.setattr(recipe, "TABLE", tmp_path / "recipe.csv")
+    monkeypatch.setattr(recipe, "ROOT", tmp_path)
     experiment = dataclasses.replace(
         experiments.IMAGE_64,
         arms=(
             experiments.Arm("dense", {"method": "dense"}, (0, 1, 2)),
-            experiments.Arm("compressed", {}, (0, 1)),
+            experiments.Arm("compressed", {}, (0, 1, 2)),
             experiments.Arm("too fast", {"learning_rate": 9.0}),
             experiments.Arm("alone", {"learners": 1}),
             experiments.Arm("not done", {"beta": 0.5}),
@@ -79,7 +81,12 @@ def test_the_table_of_the_recipe_has_what_is_done(tmp_path, monkeypatch, capsys)
         folder = tmp_path / experiment.task / config.name
         arm = key[0]
         finished(folder, config, [row], diverged=arm == "too fast", **measured.get(arm, {}))
-    recipe.print_table(experiment, recipe.outcomes(experiment, only_done=True))
+    # One that was made elsewhere is in the table, and an arm that is no more.
+    elsewhere, gone = (recipe.Outcome(p, 1_000.0, 4_000.0, 0.5) for p in (91.0, 90.0))
+    recipe.write({experiment: {"compressed": {2: elsewhere}, "gone": {0: gone}}})
+    found = recipe.outcomes(experiment, only_done=True)
+    assert found["compressed"].pop(2) == elsewhere
+    recipe.print_table(experiment, found)
     rows = capsys.readouterr().out.splitlines()[-4:]
     assert rows == [
         "| dense | 1.0 | 1.0 | 0.2 | 2 | 91.50 ± 0.50 |  |  |  |",
