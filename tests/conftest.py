@@ -19,6 +19,7 @@ from worker_cluster import WorkerClusters
 from worker_main import (
     collect_rarely,
     end_iterators_at_once,
+    forget_origins,
     rewrite_graphs,
     split_cpu,
     without_onednn,
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
         with without_onednn():
             split_cpu(4)
         end_iterators_at_once()
+        forget_origins()
         rewrite_graphs(False)
 
 

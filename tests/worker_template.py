@@ -129,6 +129,7 @@ def serve(requests: socket.socket, test_process: int) -> None:
     import tf_scalecom.callbacks
     import tf_scalecom.strategy  # noqa: F401
 
+    worker_main.forget_origins()
     worker_main.collect_rarely()
     while True:
         message, fds, _, _ = socket.recv_fds(requests, _LARGEST_MESSAGE, _MOST_DESCRIPTORS)
