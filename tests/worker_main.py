@@ -6,6 +6,7 @@ arguments of the call; its value, or its traceback, goes back.
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import os
 import pickle
@@ -131,8 +132,7 @@ def forget_origins() -> None:
     """
     from tensorflow.python.util import tf_stack
 
-    stack = tf_stack.extract_stack()
-    tf_stack.extract_stack = lambda stacklevel=1: stack
+    tf_stack.extract_stack = functools.cache(tf_stack.extract_stack)
 
 
 def reset_keras() -> None:
