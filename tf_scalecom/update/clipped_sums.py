@@ -21,7 +21,7 @@ _summed: weakref.WeakKeyDictionary[tf.distribute.ReplicaContext, keras.optimizer
 
 
 def clip_gradients(clip, optimizer, gradients):
-    """In place of Keras's own: the gradients, summed if they are to be clipped, and clipped."""
+    """In place of Keras's own, called in each update: the gradients, summed first, if they clip."""
     context = tf.distribute.get_replica_context()
     if _exchanges(context):
         check_plain(optimizer)
