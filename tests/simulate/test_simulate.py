@@ -306,11 +306,13 @@ def test_four_workers_and_four_learners_reduce_recorded_gradients_alike(cluster,
 def test_three_workers_and_three_learners_reduce_alike_by_other_methods(cluster):
     ratio = {"compression_ratio": SMALL.compression_ratio}
     filtered = {**ratio, "beta": 0.3, "chunk_keep": 2, "value_dtype": "bfloat16"}
+    narrow = {**ratio, "value_dtype": "int8"}
     small = dataclasses.replace(SMALL, learners=3, warmup_steps=2)
     configs = [
         ("SharesTopK", ratio, dataclasses.replace(small, method="shares_top_k")),
         ("OwnersTopK", ratio, dataclasses.replace(small, method="owners_top_k")),
         ("OwnersTopK", filtered, dataclasses.replace(small, method="owners_top_k", **filtered)),
+        ("OwnersTopK", narrow, dataclasses.replace(small, method="owners_top_k", **narrow)),
         ("PowerSGD", {"rank": 2}, dataclasses.replace(small, method="power_sgd", rank=2)),
     ]
     assert_workers_and_learners_reduce_alike(cluster, configs, {})
