@@ -136,27 +136,29 @@ def print_table(experiment: Experiment, found: Outcomes) -> None:
 
 
 def write(tables: dict[Experiment, Outcomes]) -> None:
-    """One row per run; those of other experiments stay as they are."""
-    others = [row for row in read() if row["experiment"] not in {e.name for e in tables}]
+    """One row per run, in the experiments' order; those of other experiments stay as they are."""
+    rows = [row for row in read() if row["experiment"] not in {e.name for e in tables}]
+    for experiment, found in tables.items():
+        for arm, runs in found.items():
+            for seed, run in runs.items():
+                values = (
+                    experiment.name,
+                    arm,
+                    seed,
+                    experiment.figure,
+                    f"{run.figure:.3f}",
+                    f"{run.bytes_per_step:.0f}",
+                    f"{run.mean_bytes_per_step:.0f}",
+                    "" if math.isnan(run.caught) else f"{run.caught:.3f}",
+                )
+                rows.append(dict(zip(COLUMNS, values, strict=True)))
+    places = [experiment.name for experiment in EXPERIMENTS]
+    rows.sort(key=lambda row: places.index(row["experiment"]))
     TABLE.parent.mkdir(exist_ok=True)
     with TABLE.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(others)
-        for experiment, found in tables.items():
-            for arm, runs in found.items():
-                for seed, run in runs.items():
-                    values = (
-                        experiment.name,
-                        arm,
-                        seed,
-                        experiment.figure,
-                        f"{run.figure:.3f}",
-                        f"{run.bytes_per_step:.0f}",
-                        f"{run.mean_bytes_per_step:.0f}",
-                        "" if math.isnan(run.caught) else f"{run.caught:.3f}",
-                    )
-                    writer.writerow(dict(zip(COLUMNS, values, strict=True)))
+        writer.writerows(rows)
     print(f"\n{TABLE.relative_to(ROOT)}")
 
 
