@@ -128,7 +128,8 @@ def forget_origins() -> None:
     """Leave out of graphs where each of their operations was made.
 
     TensorFlow looks at the whole stack for each of them, which took a seventh of the tests' time,
-    to say it in some of its messages.
+    to say it in some of its messages. The first one stands for all; a process takes its own, as a
+    copy of the template cannot tell one that the template took.
     """
     from tensorflow.python.util import tf_stack
 

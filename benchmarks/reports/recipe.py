@@ -152,8 +152,8 @@ def write(tables: dict[Experiment, Outcomes]) -> None:
                     "" if math.isnan(run.caught) else f"{run.caught:.3f}",
                 )
                 rows.append(dict(zip(COLUMNS, values, strict=True)))
-    places = [experiment.name for experiment in EXPERIMENTS]
-    rows.sort(key=lambda row: places.index(row["experiment"]))
+    places = {experiment.name: place for place, experiment in enumerate(EXPERIMENTS)}
+    rows.sort(key=lambda row: places.get(row["experiment"], len(places)))  # last, what is no more
     TABLE.parent.mkdir(exist_ok=True)
     with TABLE.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -313,6 +313,14 @@ def test_a_gradient_counts_once_whatever_scales_its_loss(cluster):
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=str(case))
 
 
+def assert_fits_alike(cluster, fit, rtol=1e-5, atol=1e-6):
+    """Two workers come to the numbers of one process."""
+    alone = fit(tf.distribute.get_strategy())
+    for got in cluster(2).run(fit):
+        for one, other in zip(got, alone, strict=True):
+            np.testing.assert_allclose(one, other, rtol, atol)
+
+
 class Weighs(keras.Model):
     """Its rows count by what it predicts: the sum of their weights has a gradient, too."""
 
@@ -330,10 +338,7 @@ def fit_weighing(strategy):
 
 
 def test_weights_of_rows_may_depend_on_what_is_trained(cluster):
-    alone = fit_weighing(tf.distribute.get_strategy())
-    for got in cluster(2).run(fit_weighing):
-        for one, other in zip(got, alone, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_fits_alike(cluster, fit_weighing)
 
 
 class LargeSum(keras.losses.Loss):
@@ -371,14 +376,11 @@ def fit_large(strategy):
 
 
 def test_a_loss_that_is_one_number_has_its_gradient_however_large_it_is(cluster):
-    alone = fit_large(tf.distribute.get_strategy())
-    for got in cluster(2).run(fit_large):
-        for one, other in zip(got, alone, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    assert_fits_alike(cluster, fit_large, rtol=1e-3, atol=1e-3)
 
 
 def spread(y_true, y_pred):
-    """One number for a batch, of rows of several lengths, two of which have more in them."""
+    """One number for a batch, of targets with several words a row, each of them two by two."""
     words = tf.reduce_sum(y_true, axis=[1, 2])
     return keras.ops.std(tf.reduce_sum(words, axis=-1) - y_pred[:, 0]) + keras.ops.mean(words)
 
@@ -398,10 +400,7 @@ def fit_ragged(strategy):
 
 
 def test_targets_of_a_loss_that_is_one_number_may_be_ragged(cluster):
-    alone = fit_ragged(tf.distribute.get_strategy())
-    for got in cluster(2).run(fit_ragged):
-        for one, other in zip(got, alone, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_fits_alike(cluster, fit_ragged)
 
 
 # --- Metrics that a step updates by itself --------------------------------------------------------
