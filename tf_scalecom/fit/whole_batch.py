@@ -56,6 +56,8 @@ def _row_size(tensor: tf.Tensor) -> tf.Tensor:
 def _gather_ragged(own: tf.RaggedTensor) -> tf.RaggedTensor:
     lengths = [gather_over_replicas(level) for level in own.nested_row_lengths()]
     values = own.flat_values
+    if values.shape[1:].is_fully_defined():  # which TensorFlow's batch without rows has lost
+        values = tf.reshape(values, [-1, *values.shape[1:]])
     first = _count_before(tf.shape(values, out_type=tf.int64)[0])
     return tf.RaggedTensor.from_nested_row_lengths(
         _with_own(values, gather_over_replicas(values), first), lengths, validate=False
